@@ -1,0 +1,158 @@
+"""D_phi(x, t, s[, label]): is x on the real manifold at noise level t - s?
+
+A residual convolutional discriminator with equalised learning rates, blurred downsampling and a
+projection head. Its condition (t, s and an optional label) passes a mapping network and meets the
+image features in a scaled dot product, as in a conditional GAN. Plain torch.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+SLOPE = 0.2
+GAIN = math.sqrt(2 / (1 + SLOPE**2))
+
+
+def activate(x: Tensor) -> Tensor:
+    """Leaky ReLU, scaled to keep the variance of a normal input."""
+    return F.leaky_relu(x, SLOPE) * GAIN
+
+
+class Linear(nn.Module):
+    """Linear layer with an equalised learning rate: unit weights, scaled by 1 / sqrt(fan-in)."""
+
+    def __init__(self, n_in: int, n_out: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(n_out, n_in))
+        self.bias = nn.Parameter(torch.zeros(n_out))
+        self.scale = 1 / math.sqrt(n_in)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight * self.scale, self.bias)
+
+
+class Conv(nn.Module):
+    """Convolution with an equalised learning rate; with `down`, blurred, then at stride 2."""
+
+    def __init__(self, n_in: int, n_out: int, kernel: int, bias: bool = True, down: bool = False):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(n_out, n_in, kernel, kernel))
+        self.bias = nn.Parameter(torch.zeros(n_out)) if bias else None
+        self.scale = 1 / math.sqrt(n_in * kernel**2)
+        self.kernel, self.down = kernel, down
+        if down:
+            tap = torch.tensor([1.0, 3.0, 3.0, 1.0]) / 8
+            self.register_buffer("blur", torch.outer(tap, tap)[None, None], persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight * self.scale
+        if not self.down:
+            return F.conv2d(x, weight, self.bias, padding=self.kernel // 2)
+        blur = self.blur.expand(x.shape[1], 1, 4, 4).to(x.dtype)
+        if self.kernel == 1:  # blur only where the stride lands
+            x = F.conv2d(x, blur, stride=2, padding=1, groups=x.shape[1])
+            return F.conv2d(x, weight, self.bias)
+        x = F.conv2d(x, blur, padding=2, groups=x.shape[1])
+        return F.conv2d(x, weight, self.bias, stride=2)
+
+
+class Block(nn.Module):
+    """Residual block that halves the resolution: (F(x) + skip(x)) / sqrt(2)."""
+
+    def __init__(self, n_in: int, n_out: int):
+        super().__init__()
+        self.conv_0 = Conv(n_in, n_in, 3)
+        self.conv_1 = Conv(n_in, n_out, 3, down=True)
+        self.skip = Conv(n_in, n_out, 1, bias=False, down=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = activate(self.conv_1(activate(self.conv_0(x))))
+        return (y + self.skip(x)) * math.sqrt(0.5)
+
+
+def minibatch_std(x: Tensor, parts: int = 1, most: int = 4) -> Tensor:
+    """Appends one channel: the mean standard deviation within groups of up to `most` samples.
+
+    Groups are runs of neighbours inside each of the `parts` equal parts of the batch, so real and
+    fake never mix, and a batch split over ranks has the groups of the whole. The statistic is
+    observed, not differentiated: each score's gradient stays its own sample's.
+    """
+    n = len(x) // parts
+    size = max(g for g in range(1, most + 1) if n % g == 0)
+    y = x.detach().float().reshape(-1, size, *x.shape[1:])
+    std = (y.var(1, unbiased=False) + 1e-8).sqrt().mean((1, 2, 3))
+    std = std.repeat_interleave(size).to(x.dtype).reshape(-1, 1, 1, 1)
+    return torch.cat([x, std.expand(-1, 1, *x.shape[2:])], 1)
+
+
+def embed_time(t: Tensor, dim: int = 64) -> Tensor:
+    """Sines and cosines of 1000 t at geometric frequencies: [N] in [0, 1] -> [N, dim]."""
+    frequency = torch.exp(-math.log(10_000) * torch.arange(dim // 2, device=t.device) / (dim // 2))
+    angle = 1000 * t.float()[:, None] * frequency
+    return torch.cat([angle.sin(), angle.cos()], 1)
+
+
+class Discriminator(nn.Module):
+    """D_phi as logits: D = sigmoid(logit).
+
+    channels, size   of the images, [N, channels, size, size], size a power of two from 8
+    labels           number of classes, 0 for none
+    width            1 gives min(32768 / resolution, 512) channels at each resolution
+    """
+
+    def __init__(self, channels: int, size: int, labels: int = 0, width: float = 1.0):
+        super().__init__()
+        if size < 8 or size & (size - 1):
+            raise ValueError(
+                f"D needs square images of a power-of-two size from 8, got {size}; "
+                "resize or pad the images"
+            )
+        self.channels, self.size, self.labels = channels, size, labels
+
+        def at(resolution: int) -> int:
+            return max(8, round(width * min(32768 // resolution, 512) / 8) * 8)
+
+        resolutions = [2**i for i in range(size.bit_length() - 1, 2, -1)]
+        self.first = Conv(channels, at(size), 1)
+        self.blocks = nn.ModuleList(Block(at(r), at(r // 2)) for r in resolutions)
+        top = at(4)
+        self.conv = Conv(top + 1, top, 3)
+        self.dense = Linear(top * 16, top)
+        self.out = Linear(top, top)
+        self.embed_label = Linear(labels, 64) if labels else None
+        inputs = 128 + (64 if labels else 0)
+        self.mapping = nn.ModuleList(Linear(inputs if i == 0 else top, top) for i in range(8))
+
+    def condition(self, t: Tensor, s: Tensor, label: Tensor | None) -> Tensor:
+        """The vector [N, C] that the features are compared with."""
+        parts = [embed_time(t), embed_time(s)]
+        if self.embed_label is not None:
+            if label is None:
+                raise ValueError(f"D knows {self.labels} classes and was given no label")
+            if label.ndim == 1:
+                label = F.one_hot(label.long(), self.labels)
+            parts.append(self.embed_label(label.float()) * math.sqrt(self.labels))
+        z = torch.cat(parts, 1)
+        z = z * (z.square().mean(1, keepdim=True) + 1e-8).rsqrt()
+        for layer in self.mapping:
+            z = activate(layer(z))
+        return z
+
+    def forward(
+        self, x: Tensor, t: Tensor, s: Tensor, label: Tensor | None = None, parts: int = 1
+    ) -> Tensor:
+        """Logits [N] of x [N, C, H, W] at t, s [N] in [0, 1]; label [N] or one-hot [N, labels]."""
+        if x.shape[1:] != (self.channels, self.size, self.size):
+            expected = (self.channels, self.size, self.size)
+            raise ValueError(f"D expects images of shape {expected}, got {tuple(x.shape[1:])}")
+        x = activate(self.first(x))
+        for block in self.blocks:
+            x = block(x)
+        x = activate(self.conv(minibatch_std(x, parts)))
+        features = self.out(activate(self.dense(x.flatten(1)))).float()
+        z = self.condition(t, s, label).float()
+        return (features * z).sum(1) / math.sqrt(z.shape[1])

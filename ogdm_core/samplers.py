@@ -1,0 +1,229 @@
+"""Few-step samplers. Sampling with a model trained here is sampling, unchanged.
+
+A sampler is a short generator over the times T = t_N > ... > t_0 = 0 that yields x after each
+step; all take the step of `solvers.step` and differ in the eps that they feed it. Cost for N steps
+in network evaluations (NFE): Euler N, Heun 2N - 1, S-PNDM N + 1, F-PNDM N + 9, stochastic N.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor
+
+from .schedule import DiscreteVP, KarrasVE, Schedule
+from .solvers import EpsFn, project, step
+
+DISCRETISATIONS = ("linear", "quadratic", "karras")
+
+
+def euler(eps_fn: EpsFn, x: Tensor, times: Sequence[Tensor], schedule: Schedule):
+    """Euler's method, which is DDIM: eps = e_t."""
+    for t, u in zip(times[:-1], times[1:], strict=True):
+        x = step(schedule, x, eps_fn(x, t), t, u)
+        yield x
+
+
+def heun(eps_fn: EpsFn, x: Tensor, times: Sequence[Tensor], schedule: Schedule):
+    """Heun's method: eps = (e_t + e_u) / 2; the last step, to the data, is Euler's."""
+    for t, u in zip(times[:-1], times[1:], strict=True):
+        solver = "euler" if bool(schedule.at_data(u).all()) else "heun"
+        x = project(solver, schedule, x, t, u, eps_fn(x, t), eps_fn)
+        yield x
+
+
+def s_pndm(eps_fn: EpsFn, x: Tensor, times: Sequence[Tensor], schedule: Schedule):
+    """S-PNDM: one Heun start, then eps = (3 e_t - e_prev) / 2."""
+    previous = None
+    for t, u in zip(times[:-1], times[1:], strict=True):
+        e_t = eps_fn(x, t)
+        if previous is None:
+            x = project("heun", schedule, x, t, u, e_t, eps_fn)
+        else:
+            x = step(schedule, x, (3 * e_t - previous) / 2, t, u)
+        previous = e_t
+        yield x
+
+
+def f_pndm(eps_fn: EpsFn, x: Tensor, times: Sequence[Tensor], schedule: Schedule):
+    """F-PNDM: three pseudo Runge-Kutta starts, then 4th-order Adams-Bashforth."""
+    history: list[Tensor] = []
+    for t, u in zip(times[:-1], times[1:], strict=True):
+        e_t = eps_fn(x, t)
+        history = [e_t, *history[:3]]
+        if len(history) < 4:
+            mid = midpoint(schedule, t, u)
+            e_2 = eps_fn(step(schedule, x, e_t, t, mid), mid)
+            e_3 = eps_fn(step(schedule, x, e_2, t, mid), mid)
+            e_4 = eps_fn(step(schedule, x, e_3, t, u), u)
+            eps = (e_t + 2 * e_2 + 2 * e_3 + e_4) / 6
+        else:
+            e_1, e_2, e_3 = history[1:]
+            eps = (55 * e_t - 59 * e_1 + 37 * e_2 - 9 * e_3) / 24
+        x = step(schedule, x, eps, t, u)
+        yield x
+
+
+def stochastic(
+    eps_fn: EpsFn,
+    x: Tensor,
+    times: Sequence[Tensor],
+    schedule: Schedule,
+    eta: float = 1.0,
+    generator: Generator | None = None,
+):
+    """Ancestral sampling: DDIM's eta, 0 is Euler and 1 is DDPM's posterior.
+
+    In x / a coordinates, sigma_up^2 = eta^2 sigma_u^2 (sigma_t^2 - sigma_u^2) / sigma_t^2 of fresh
+    noise follows an Euler step down to sqrt(sigma_u^2 - sigma_up^2).
+    """
+    for t, u in zip(times[:-1], times[1:], strict=True):
+        e_t = eps_fn(x, t)
+        a_u, sigma_u = float(schedule.a(u[0])), float(schedule.sigma(u[0]))
+        a_t, sigma_t = float(schedule.a(t[0])), float(schedule.sigma(t[0]))
+        sigma_up = eta * sigma_u * math.sqrt(max(sigma_t**2 - sigma_u**2, 0.0)) / sigma_t
+        sigma_down = math.sqrt(max(sigma_u**2 - sigma_up**2, 0.0))
+        x = a_u * (x / a_t + (sigma_down - sigma_t) * e_t)
+        if sigma_up > 0:
+            z = torch.randn(x.shape, generator=generator, device=x.device, dtype=x.dtype)
+            x = x + a_u * sigma_up * z
+        yield x
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """A sampler and its cost: NFE = per_step * N + extra, for N >= least steps."""
+
+    run: Callable[..., Iterator[Tensor]]
+    per_step: int
+    extra: int
+    least: int
+
+    def nfe(self, steps: int) -> int:
+        return self.per_step * steps + self.extra
+
+
+SAMPLERS = {
+    "euler": Sampler(euler, per_step=1, extra=0, least=1),
+    "heun": Sampler(heun, per_step=2, extra=-1, least=1),
+    "s-pndm": Sampler(s_pndm, per_step=1, extra=1, least=2),
+    "f-pndm": Sampler(f_pndm, per_step=1, extra=9, least=4),
+    "stochastic": Sampler(stochastic, per_step=1, extra=0, least=1),
+}
+
+
+def get_sampler(name: str) -> Sampler:
+    if name not in SAMPLERS:
+        raise ValueError(f"unknown sampler {name!r}; use one of {', '.join(SAMPLERS)}")
+    return SAMPLERS[name]
+
+
+def steps_for_nfe(sampler: str, nfe: int) -> int:
+    """The number of steps N that costs exactly `nfe` network evaluations.
+
+    Raises for an NFE that the sampler cannot hit, and names the nearest that it can.
+    """
+    s = get_sampler(sampler)
+    steps, rest = divmod(nfe - s.extra, s.per_step)
+    if rest == 0 and steps >= s.least:
+        return steps
+    near = sorted({s.nfe(max(steps, s.least)), s.nfe(max(steps + 1, s.least))})
+    if steps < s.least:
+        near = near[:1]
+    raise ValueError(
+        f"{sampler} cannot run in {nfe} network evaluations; the nearest it can is "
+        + " or ".join(map(str, near))
+    )
+
+
+def discretise(schedule: Schedule, steps: int, discretisation: str | None = None) -> list[float]:
+    """Times T = t_N > ... > t_1 > t_0 = 0 for N steps.
+
+    linear      t_i = T i / N
+    quadratic   t_i = T (i / N)^2
+    karras      sigma_i evenly spaced in sigma^(1/7) down to the least noisy level, then 0
+
+    For KarrasVE (default: karras) t is sigma and T is sigma_max; on a grid (default: linear) times
+    are rounded to whole t, and never repeat.
+    """
+    discrete = isinstance(schedule, DiscreteVP)
+    discretisation = discretisation or ("linear" if discrete else "karras")
+    if discretisation not in DISCRETISATIONS:
+        raise ValueError(
+            f"unknown discretisation {discretisation!r}; use one of {', '.join(DISCRETISATIONS)}"
+        )
+    if steps < 1 or (discrete and steps > schedule.T):
+        raise ValueError(f"{steps} steps do not fit on a grid of T = {schedule.T}")
+    fraction = torch.arange(steps + 1, dtype=torch.float64) / steps
+    if discretisation == "linear":
+        times = schedule.T * fraction
+    elif discretisation == "quadratic":
+        times = schedule.T * fraction**2
+    else:
+        times = _karras_times(schedule, steps)
+    if not discrete:
+        return times.flip(0).tolist()
+    grid = times.round().long().tolist()
+    for i in range(1, steps + 1):
+        grid[i] = min(max(grid[i], grid[i - 1] + 1), schedule.T - (steps - i))
+    return grid[::-1]
+
+
+def _karras_times(schedule: Schedule, steps: int) -> Tensor:
+    """0, then N levels evenly spaced in sigma^(1/rho); on a grid, the t nearest in log sigma."""
+    if isinstance(schedule, DiscreteVP):
+        log_sigma = schedule.sigma(torch.arange(1, schedule.T + 1)).double().log()
+        ve = KarrasVE(float(log_sigma[0].exp()), float(log_sigma[-1].exp()))
+    else:
+        ve = schedule
+    tau = torch.linspace(0, 1, steps, dtype=torch.float64) if steps > 1 else torch.ones(1).double()
+    sigmas = ve.from_unit_time(tau)
+    if isinstance(schedule, DiscreteVP):
+        sigmas = (sigmas.log()[:, None] - log_sigma).abs().argmin(1).double() + 1
+    return torch.cat([torch.zeros(1, dtype=torch.float64), sigmas])
+
+
+def midpoint(schedule: Schedule, t: Tensor, u: Tensor) -> Tensor:
+    """The time halfway between t and u, on the grid if there is one."""
+    return (t + u) // 2 if isinstance(schedule, DiscreteVP) else (t + u) / 2
+
+
+@torch.no_grad()
+def sample(
+    eps_fn: EpsFn,
+    x_T: Tensor,
+    schedule: Schedule,
+    sampler: str = "euler",
+    nfe: int = 10,
+    discretisation: str | None = None,
+    eta: float = 1.0,
+    generator: Generator | None = None,
+    progress: bool = False,
+    trajectory: bool = False,
+) -> Tensor | list[Tensor]:
+    """x_0 from x_T [N, ...] in `nfe` evaluations of `eps_fn(x [N, ...], t [N]) -> eps`.
+
+    x_T is noise at the schedule's own scale (`schedule.prior(torch.randn(...))`). `eta` and
+    `generator` are the stochastic sampler's. With `trajectory`, all N + 1 states are returned,
+    x_T first.
+    """
+    steps = steps_for_nfe(sampler, nfe)
+    dtype = torch.int64 if isinstance(schedule, DiscreteVP) else torch.float32
+    times = [
+        torch.full((len(x_T),), t, dtype=dtype, device=x_T.device)
+        for t in discretise(schedule, steps, discretisation)
+    ]
+    extra = {"eta": eta, "generator": generator} if sampler == "stochastic" else {}
+    states = SAMPLERS[sampler].run(eps_fn, x_T, times, schedule, **extra)
+    if progress:
+        from rich.progress import track
+
+        states = track(states, total=steps, description=f"{sampler}, NFE {nfe}")
+    path, x = [x_T], x_T
+    for x in states:
+        if trajectory:
+            path.append(x)
+    return path if trajectory else x

@@ -1,0 +1,53 @@
+"""One step of an ODE solver, for projecting in training and for sampling.
+
+Every solver of the paper is the same line,
+
+    x_u = a_u ( x_t / a_t + (sigma_u - sigma_t) eps ),
+
+and differs only in the eps that it feeds: Euler (= DDIM) the network's at t, Heun the mean of the
+network's at t and at the Euler step's end u.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from .schedule import Schedule, expand
+
+EpsFn = Callable[[Tensor, Tensor], Tensor]
+
+
+def step(schedule: Schedule, x_t: Tensor, eps: Tensor, t: Tensor, u: Tensor) -> Tensor:
+    """x_u from x_t [N, ...] along eps [N, ...], from times t [N] to u [N]."""
+    a_t, a_u = expand(schedule.a(t), x_t), expand(schedule.a(u), x_t)
+    sigma_t, sigma_u = expand(schedule.sigma(t), x_t), expand(schedule.sigma(u), x_t)
+    return a_u * (x_t / a_t + (sigma_u - sigma_t) * eps)
+
+
+def project(
+    projection: str,
+    schedule: Schedule,
+    x_t: Tensor,
+    t: Tensor,
+    u: Tensor,
+    eps_t: Tensor,
+    eps_fn: EpsFn | None = None,
+) -> Tensor:
+    """The projection f_theta(x_t) = Phi(x_t, t, s; theta), with u = t - s.
+
+    `eps_t` is the network's answer at (x_t, t), which the trainer already has. Euler needs nothing
+    more; Heun asks `eps_fn` once, at u, and is Euler where u is the data end.
+    """
+    x_u = step(schedule, x_t, eps_t, t, u)
+    if projection == "euler":
+        return x_u
+    if projection != "heun":
+        raise ValueError(f"--ogdm-projection: {projection!r} is not allowed; use euler or heun")
+    if eps_fn is None:
+        raise ValueError("Heun's projection needs eps_fn, the denoiser as a function of (x, t)")
+    eps_u = eps_fn(x_u, schedule.noisy(u))
+    eps_u = torch.where(expand(schedule.at_data(u), x_t) > 0, eps_t, eps_u)
+    return step(schedule, x_t, (eps_t + eps_u) / 2, t, u)
