@@ -65,9 +65,7 @@ class OGDMConfig:
         names = [f.name for f in fields(cls)]
         unknown = sorted(set(mapping) - set(names))
         if unknown:
-            raise ValueError(
-                f"unknown OGDM setting {', '.join(map(repr, unknown))}; known are {', '.join(names)}"
-            )
+            raise ValueError(f"unknown OGDM setting {unknown[0]!r}; known are {', '.join(names)}")
         return cls(**{name: mapping[name] for name in mapping})
 
     @classmethod

@@ -34,8 +34,8 @@ class Preset:
 
 
 M = 1_000_000
-_EULER_FT = dict(training="finetune", projection="euler", k=0.2, gamma=0.025)
-_EULER_SCRATCH = dict(training="scratch", projection="euler", k=0.1, gamma=0.01)
+_EULER_FT = {"training": "finetune", "projection": "euler", "k": 0.2, "gamma": 0.025}
+_EULER_SCRATCH = {"training": "scratch", "projection": "euler", "k": 0.1, "gamma": 0.01}
 
 # `images`: Table 5 rounds ADM's to 38M and 2M; the exact numbers are 300k and 15k steps of 128.
 _ROWS = (

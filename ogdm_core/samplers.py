@@ -116,6 +116,7 @@ SAMPLERS = {
 
 
 def get_sampler(name: str) -> Sampler:
+    """The sampler of that name; the error lists the names there are."""
     if name not in SAMPLERS:
         raise ValueError(f"unknown sampler {name!r}; use one of {', '.join(SAMPLERS)}")
     return SAMPLERS[name]

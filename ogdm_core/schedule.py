@@ -2,8 +2,8 @@
 
 Two kinds of time cover the paper's backbones:
 
-    DiscreteVP   t = 1..T on a grid, t = 0 is the data; a_t^2 + b_t^2 = 1       (ADM, LDM, diffusers)
-    KarrasVE     t is sigma itself, a = 1, b = sigma; "Karras time" orders it   (EDM)
+    DiscreteVP   t = 1..T on a grid, t = 0 is the data; a_t^2 + b_t^2 = 1      (ADM, LDM, diffusers)
+    KarrasVE     t is sigma itself, a = 1, b = sigma; "Karras time" orders it  (EDM)
 
 A schedule answers in the shape of the time it is asked about. Times are tensors of shape [N].
 """
