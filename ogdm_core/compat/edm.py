@@ -1,0 +1,160 @@
+"""Lets NVlabs/edm, written in 2022 for CUDA, run on today's torch and on a CPU.
+
+`install()` puts the shims in place; each says the one reason that it is here for. With CUDA
+present only those for today's Python and torch act, and they change what fails, nothing that
+works. As a program, this module runs an *untouched* script of a clone of NVlabs/edm:
+
+    python -m ogdm_core.compat.edm path/to/edm/generate.py --network=... --outdir=...
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import sys
+import types
+import warnings
+from pathlib import Path
+
+import torch
+
+CPU = torch.device("cpu")
+
+
+def install() -> None:
+    """Puts every shim in place. Call it before upstream's first import; twice does no harm."""
+    _provide_distutils()
+    _let_samplers_name_their_data()
+    _load_training_states()
+    if not torch.cuda.is_available():
+        _start_gloo()
+        _forget_peak_memory()
+        _run_ddp_without_device_ids()
+        _do_not_mention_pinned_memory()
+
+
+def device(wanted: torch.device) -> torch.device:
+    """`wanted`, or the CPU where there is no CUDA: upstream's default is always "cuda"."""
+    return wanted if torch.cuda.is_available() else CPU
+
+
+def agree_on_seed(seed: int | None) -> int | None:
+    """Rank 0's random seed for everybody, if none is given: upstream draws it on a CUDA device."""
+    if seed is not None or torch.cuda.is_available():
+        return seed
+    drawn = torch.randint(1 << 31, size=[])
+    torch.distributed.broadcast(drawn, src=0)
+    return int(drawn)
+
+
+def _provide_distutils() -> None:
+    """dnnlib takes one function from distutils, which Python 3.12 no longer has."""
+    if sys.version_info < (3, 12):
+        return
+
+    def strtobool(text: str) -> int:
+        value = text.strip().lower()
+        if value not in ("y", "yes", "t", "true", "on", "1", "n", "no", "f", "false", "off", "0"):
+            raise ValueError(f"not a truth value: {text!r}")
+        return int(value in ("y", "yes", "t", "true", "on", "1"))
+
+    util = types.ModuleType("distutils.util")
+    util.strtobool = strtobool
+    package = types.ModuleType("distutils")
+    package.util = util
+    sys.modules.setdefault("distutils", package)
+    sys.modules.setdefault("distutils.util", util)
+
+
+def _let_samplers_name_their_data() -> None:
+    """Upstream's sampler hands its dataset to torch's, which takes none any more."""
+    sampler = torch.utils.data.Sampler
+    if "__init__" not in vars(sampler):
+        sampler.__init__ = lambda self, data_source=None: None
+
+
+def _load_training_states() -> None:
+    """`--resume` reads a whole pickled network, which torch.load refuses by default since 2.6.
+
+    Only a file named like upstream's own state dumps, read without an explicit `weights_only`, is
+    unpickled in full; any other call is torch.load's as it was.
+    """
+    load = torch.load
+    if load.__name__ == "load_training_state":
+        return
+
+    def load_training_state(f, *args, **kwargs):
+        named = isinstance(f, (str, os.PathLike)) and os.path.basename(f)
+        if named and re.fullmatch(r"training-state-\d+\.pt", named):
+            kwargs.setdefault("weights_only", False)
+        return load(f, *args, **kwargs)
+
+    torch.load = load_training_state
+
+
+def _start_gloo() -> None:
+    """Upstream starts NCCL and picks a CUDA device; a CPU speaks gloo and has nothing to pick."""
+    from torch_utils import distributed, training_stats
+
+    def init() -> None:
+        alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+        here = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+        for name, value in (alone | here).items():
+            os.environ.setdefault(name, value)
+        torch.distributed.init_process_group(backend="gloo", init_method="env://")
+        several = distributed.get_world_size() > 1
+        training_stats.init_multiprocessing(distributed.get_rank(), CPU if several else None)
+
+    distributed.init = init
+
+
+def _forget_peak_memory() -> None:
+    """The status line resets a counter of GPU memory, which a CPU build of torch does not have."""
+    torch.cuda.reset_peak_memory_stats = lambda device=None: None
+
+
+def _run_ddp_without_device_ids() -> None:
+    """Upstream names the device of each replica; DDP takes no such names for CPU modules."""
+    ddp = torch.nn.parallel.DistributedDataParallel
+    if ddp.__name__ == "CPUDistributedDataParallel":
+        return
+
+    class CPUDistributedDataParallel(ddp):
+        """DDP that ignores `device_ids`."""
+
+        def __init__(self, module, device_ids=None, **kwargs):
+            super().__init__(module, **kwargs)
+
+    torch.nn.parallel.DistributedDataParallel = CPUDistributedDataParallel
+
+
+def _do_not_mention_pinned_memory() -> None:
+    """Upstream always pins memory; without a GPU torch ignores it, and warns at every start."""
+    warnings.filterwarnings("ignore", "'pin_memory' argument is set as true")
+
+
+def _default_to(here: torch.device, function) -> None:
+    """Replaces a device among the function's default arguments."""
+    function.__defaults__ = tuple(
+        here if isinstance(value, torch.device) else value for value in function.__defaults__ or ()
+    )
+
+
+def main(argv: list[str]) -> None:
+    """Runs `argv[0]`, a click script of an untouched clone, with the arguments that follow."""
+    if not argv or not Path(argv[0]).is_file():
+        sys.exit("usage: python -m ogdm_core.compat.edm path/to/edm/SCRIPT.py [its arguments]")
+    script = Path(argv[0]).resolve()
+    sys.path.insert(0, str(script.parent))
+    sys.argv = [str(script), *argv[1:]]
+    install()
+    module = importlib.import_module(script.stem)
+    loop = importlib.import_module("training.training_loop").training_loop
+    for function in (loop, module.main.callback):
+        _default_to(device(torch.device("cuda")), function)
+    module.main()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
