@@ -1,56 +1,85 @@
-"""Shared fixtures: pristine and patched copies of the upstream codebases."""
+"""Shared fixtures: pristine and patched copies of the upstream codebases. And a plain summary."""
 
 import os
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 import pytest
+from _setup.submodules import State, Submodule, apply_patch, discover, explain, inspect
 
 ROOT = Path(__file__).resolve().parents[1]
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
-def _copy(name: str, destination: Path) -> Path:
+@pytest.fixture(scope="session")
+def upstream():
+    """upstream(name) -> the Submodule at its pinned commit; skips the test if it is not here."""
+
+    def get(name: str) -> Submodule:
+        if not (ROOT / ".git").exists():
+            pytest.skip("this is not a git clone, so there are no submodules")
+        sub = discover(ROOT)[name]
+        report = inspect(sub)
+        if report.state in (State.MISSING, State.UNFINISHED):
+            pytest.skip(f"third_party/{name} is not here; run/setup.sh {name} fetches it")
+        if report.state in (State.FOREIGN, State.WRONG_COMMIT):
+            pytest.fail(explain(report))
+        return sub
+
+    return get
+
+
+def _copy(sub: Submodule, destination: Path) -> Path:
     """Writes the submodule's files, exactly as upstream has them, to `destination`."""
-    source = ROOT / "third_party" / name
-    if not (source / ".git").exists():
-        pytest.skip(f"third_party/{name} is not here; run/setup.sh {name} fetches it")
-    subprocess.run(
-        ["git", "-C", source, "checkout-index", "--all", f"--prefix={destination}/"], check=True
-    )
-    return destination
-
-
-def _patch(name: str, destination: Path) -> Path:
-    folder = ROOT / "patches" / name
-    for patch in (folder / "series").read_text().split():
-        subprocess.run(
-            ["git", "apply", "--unidiff-zero", folder / patch], cwd=destination, check=True
-        )
+    if subprocess.run(["git", "-C", sub.path, "diff", "--cached", "--quiet", "HEAD"]).returncode:
+        pytest.fail(f"{sub.label} has staged changes; `git -C {sub.label} reset` unstages them")
+    write = ["checkout-index", "--all", f"--prefix={destination}/"]
+    subprocess.run(["git", "-C", sub.path, *write], check=True)
     return destination
 
 
 @pytest.fixture(scope="session")
-def pristine(tmp_path_factory):
+def pristine(upstream, tmp_path_factory):
     """pristine(name) -> folder with the untouched upstream codebase `name`."""
     made = {}
 
     def get(name: str) -> Path:
         if name not in made:
-            made[name] = _copy(name, tmp_path_factory.mktemp("pristine") / name)
+            made[name] = _copy(upstream(name), tmp_path_factory.mktemp("pristine") / name)
         return made[name]
 
     return get
 
 
 @pytest.fixture(scope="session")
-def patched(tmp_path_factory):
+def patched(upstream, tmp_path_factory):
     """patched(name) -> folder with the upstream codebase `name`, our series applied."""
     made = {}
 
     def get(name: str) -> Path:
         if name not in made:
-            made[name] = _patch(name, _copy(name, tmp_path_factory.mktemp("patched") / name))
+            sub = upstream(name)
+            copy = _copy(sub, tmp_path_factory.mktemp("patched") / name)
+            for patch in sub.patches():
+                apply_patch(patch, copy)
+            made[name] = copy
         return made[name]
 
     return get
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Says in plain words what was left out and why."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    reasons = Counter(
+        report.longrepr[2].removeprefix("Skipped: ")
+        if isinstance(report.longrepr, tuple)
+        else str(report.longrepr)
+        for report in skipped
+    )
+    if not reasons:
+        return
+    terminalreporter.section("left out")
+    for reason, count in reasons.most_common():
+        terminalreporter.line(f"{count} {'test' if count == 1 else 'tests'}: {reason}")

@@ -1,0 +1,67 @@
+# shellcheck shell=bash
+# Shared by the scripts in run/; source it, do not run it:
+#
+#     source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+#     help_if_asked "$@"          # --help prints the comment at the top of the script
+#     ensure_env diffusers        # the environment with these extras; sets $PYTHON, puts it on PATH
+#     ensure_upstream edm         # third_party/edm, fetched and patched
+#
+# Environment variables that a user may set:
+#   OGDM_PYTHON   a Python to use as it is; nothing is installed
+#   OGDM_ENV      venv or conda; by default conda where there is one, else .venv
+#   OGDM_MIRROR   directory or URL prefix with copies of the upstream repositories
+
+ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+
+say() { printf '%s\n' "$*" >&2; }
+
+die() {
+  say "error: $*"
+  exit 1
+}
+
+# Prints the comment block below the first line of the calling script.
+usage() { awk 'NR > 1 { if (!/^#/) exit; sub(/^# ?/, ""); print }' "$0"; }
+
+help_if_asked() {
+  local arg
+  for arg in "$@"; do
+    case "$arg" in
+      -h | --help)
+        usage
+        exit 0
+        ;;
+      --) return ;;
+    esac
+  done
+}
+
+# A Python 3.10 or later that can run run/_setup, which needs the standard library only.
+base_python() {
+  local name
+  for name in "${OGDM_PYTHON:-}" "$ROOT/.venv/bin/python" "$ROOT/.conda/bin/python" \
+    python3 python3.13 python3.12 python3.11 python3.10 python3.14 python; do
+    if [ -n "$name" ] && "$name" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
+      printf '%s\n' "$name"
+      return
+    fi
+  done
+  die "no Python 3.10 or later found. Install one, or name it: OGDM_PYTHON=/path/to/python $0"
+}
+
+setup_tool() {
+  local python
+  python="$(base_python)" || exit 1
+  "$python" "$ROOT/run/_setup" "$@"
+}
+
+# ensure_env [EXTRA...]: makes or completes the environment; a tenth of a second if it is complete.
+ensure_env() {
+  PYTHON="$(setup_tool --print-python "$@")" || exit 1
+  PATH="$(dirname "$PYTHON"):$PATH"
+  PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}"
+  export PYTHON PATH PYTHONPATH
+}
+
+# ensure_upstream NAME...: fetches and patches these submodules, or stops with the reason.
+ensure_upstream() { setup_tool --no-env --quiet "$@" || exit 1; }
