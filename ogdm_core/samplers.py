@@ -145,7 +145,7 @@ def discretise(schedule: Schedule, steps: int, discretisation: str | None = None
 
     linear      t_i = T i / N
     quadratic   t_i = T (i / N)^2
-    karras      sigma_i evenly spaced in sigma^(1/7) down to the least noisy level, then 0
+    karras      sigma_i evenly spaced in sigma^(1/rho) down to the least noisy level, then 0
 
     For KarrasVE (default: karras) t is sigma and T is sigma_max; on a grid (default: linear) times
     are rounded to whole t, and never repeat.
@@ -212,7 +212,8 @@ def sample(
     x_T first.
     """
     steps = steps_for_nfe(sampler, nfe)
-    dtype = torch.int64 if isinstance(schedule, DiscreteVP) else torch.float32
+    discrete = isinstance(schedule, DiscreteVP)
+    dtype = torch.int64 if discrete else torch.promote_types(x_T.dtype, torch.float32)
     times = [
         torch.full((len(x_T),), t, dtype=dtype, device=x_T.device)
         for t in discretise(schedule, steps, discretisation)

@@ -6,6 +6,8 @@ Two kinds of time cover the paper's backbones:
     KarrasVE     t is sigma itself, a = 1, b = sigma; "Karras time" orders it  (EDM)
 
 A schedule answers in the shape of the time it is asked about. Times are tensors of shape [N].
+Levels come in the best precision there is, since solvers take differences of neighbouring ones;
+`expand` brings them to an image's shape and dtype.
 """
 
 from __future__ import annotations
@@ -78,12 +80,11 @@ class DiscreteVP(Schedule):
         )
 
     def _lookup(self, t: Tensor) -> tuple[Tensor, Tensor]:
+        """sqrt(abar) and sqrt(1 - abar) on t's device, in float64 wherever the device has it."""
         if t.device not in self._tables:
-            abar = self._abar
-            self._tables[t.device] = (
-                abar.sqrt().float().to(t.device),
-                (1 - abar).sqrt().float().to(t.device),
-            )
+            dtype = torch.float32 if t.device.type == "mps" else torch.float64
+            levels = (self._abar.sqrt(), (1 - self._abar).sqrt())
+            self._tables[t.device] = tuple(level.to(dtype).to(t.device) for level in levels)
         return self._tables[t.device]
 
     def a(self, t: Tensor) -> Tensor:
@@ -137,6 +138,8 @@ class KarrasVE(Schedule):
     ):
         if not 0 < sigma_min < sigma_max < float("inf"):
             raise ValueError(f"need 0 < sigma_min < sigma_max, got {sigma_min} and {sigma_max}")
+        if not 0 < rho < float("inf"):
+            raise ValueError(f"need rho > 0, got {rho}")
         self.sigma_min, self.sigma_max, self.rho = float(sigma_min), float(sigma_max), float(rho)
         self.sigma_data = sigma_data
         self.T = self.sigma_max

@@ -23,8 +23,8 @@ EpsFn = Callable[[Tensor, Tensor], Tensor]
 def step(schedule: Schedule, x_t: Tensor, eps: Tensor, t: Tensor, u: Tensor) -> Tensor:
     """x_u from x_t [N, ...] along eps [N, ...], from times t [N] to u [N]."""
     a_t, a_u = expand(schedule.a(t), x_t), expand(schedule.a(u), x_t)
-    sigma_t, sigma_u = expand(schedule.sigma(t), x_t), expand(schedule.sigma(u), x_t)
-    return a_u * (x_t / a_t + (sigma_u - sigma_t) * eps)
+    d_sigma = expand(schedule.sigma(u) - schedule.sigma(t), x_t)
+    return a_u * (x_t / a_t + d_sigma * eps)
 
 
 def project(
