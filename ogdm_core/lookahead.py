@@ -20,7 +20,7 @@ def reach(schedule: Schedule, k: float) -> float:
         if longest < 1:
             raise ValueError(
                 f"--ogdm-k: {k:g} looks ahead floor(k T) = 0 steps of T = {schedule.T}; "
-                f"the smallest k that works is {1 / schedule.T:g}"
+                f"the smallest k that works is {1 / schedule.T}"
             )
         return longest
     if k <= 0:
