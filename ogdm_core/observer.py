@@ -64,7 +64,7 @@ class Observer:
         reach(schedule, config.k)
         self.config, self.schedule, self.device = config, schedule, torch.device(device)
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(config.seed)
+            torch.default_generator.manual_seed(config.seed)  # torch.manual_seed: CUDA's as well
             D = Discriminator(channels, size, labels, config.d_width)
         self.D = D.to(self.device)
         for p in self.D.parameters():
@@ -226,7 +226,7 @@ class Observer:
             "discriminator": self.D.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "steps": self.steps,
-            "skipped": self.skipped.cpu(),
+            "skipped": int(self.skipped),
         }
 
     def load_state_dict(self, state: dict) -> None:
@@ -246,8 +246,11 @@ class Observer:
             )
         self.D.load_state_dict(state["discriminator"])
         self.optimizer.load_state_dict(state["optimizer"])
+        for group in self.optimizer.param_groups:
+            group["betas"] = self.config.d_betas
+        self.optimizer.zero_grad()
         self.steps = int(state["steps"])
-        self.skipped = state["skipped"].to(self.device)
+        self.skipped.fill_(state["skipped"])
         self._pending.clear()
 
     def _shape(self) -> dict[str, float]:
