@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 PREFIX = "ogdm"
+SWITCH_HELP = "train with observation guidance"
 
 
 def _setting(default, help, *, choices=None, low=None, high=None, above=None):
@@ -35,7 +36,7 @@ class OGDMConfig:
 
     projection: str = _setting("euler", "solver step Phi that projects x_t to x_{t-s}",
                                choices=("euler", "heun"))  # fmt: skip
-    k: float = _setting(0.2, "lookahead range: s ~ U(1, min(t, floor(k T)))", low=0.0, high=1.0)
+    k: float = _setting(0.2, "lookahead range: s ~ U(1, min(t, floor(k T)))", low=0, high=1)
     gamma: float = _setting(0.025, "weight of the emission loss", low=0.0)
     adversarial: str = _setting("nonsaturating", "adversarial form: the paper's, or the hinge loss",
                                 choices=("nonsaturating", "hinge"))  # fmt: skip
@@ -49,7 +50,7 @@ class OGDMConfig:
                                             low=0.0, high=1.0)  # fmt: skip
     d_precision: str = _setting("fp32", "arithmetic of D's convolutions", choices=("fp32", "bf16"))
     fused: bool = _setting(False, "one pass of D over the fakes serves both updates")
-    seed: int = _setting(0, "seed of D's weights and of the lookahead draws", low=0)
+    seed: int = _setting(0, "seed of D's weights and of the lookahead draws", low=0, high=2**63 - 1)
 
     def __post_init__(self):
         for f in fields(self):
@@ -86,14 +87,13 @@ class OGDMConfig:
         """Adds `--ogdm` and one flag per setting; dashes and underscores both work."""
         group = parser.add_argument_group("observation guidance (OGDM)")
         group.add_argument(
-            f"--{PREFIX}", nargs="?", const=True, default=False, type=_parse_bool,
-            metavar="BOOL", help="train with observation guidance",
+            f"--{PREFIX}", nargs="?", const=True, default=False, type=_argparse_bool,
+            metavar="BOOL", help=SWITCH_HELP,
         )  # fmt: skip
         for f in fields(cls):
-            names = dict.fromkeys((f"--{_dest(f).replace('_', '-')}", f"--{_dest(f)}"))
             kwargs = {"nargs": "?", "const": True} if isinstance(f.default, bool) else {}
             group.add_argument(
-                *names, dest=_dest(f), default=_plain(f.default), type=_argparse_type(f),
+                *_names(f), dest=_dest(f), default=_plain(f.default), type=_argparse_type(f),
                 metavar=_metavar(f), help=_help(f), **kwargs,
             )  # fmt: skip
 
@@ -102,15 +102,17 @@ class OGDMConfig:
         """The same flags as a click decorator: `--ogdm`, `--ogdm-k`, ..."""
         import click
 
+        switch = {"is_flag": False, "flag_value": True}  # the value may be left out
         for f in reversed(fields(cls)):
-            names = dict.fromkeys((f"--{_dest(f).replace('_', '-')}", f"--{_dest(f)}"))
+            kwargs = switch if isinstance(f.default, bool) else {}
             command = click.option(
-                *names, _dest(f), type=_click_type(f), default=_plain(f.default),
-                metavar=_metavar(f), is_flag=isinstance(f.default, bool), help=_help(f),
+                *_names(f), _dest(f), default=_plain(f.default), type=_click_type(f),
+                metavar=_metavar(f), help=_help(f), **kwargs,
             )(command)  # fmt: skip
-        return click.option(f"--{PREFIX}", is_flag=True, help="Train with observation guidance")(
-            command
-        )
+        return click.option(
+            f"--{PREFIX}", default=False, type=click.BOOL, metavar="BOOL", help=SWITCH_HELP,
+            **switch,
+        )(command)  # fmt: skip
 
 
 def _dest(f) -> str:
@@ -119,6 +121,11 @@ def _dest(f) -> str:
 
 def _flag(f) -> str:
     return "--" + _dest(f).replace("_", "-")
+
+
+def _names(f) -> list[str]:
+    """The flag with dashes and with underscores, once where they are the same."""
+    return list(dict.fromkeys((_flag(f), f"--{_dest(f)}")))
 
 
 def _plain(default):
@@ -131,7 +138,7 @@ def _help(f) -> str:
 
 def _metavar(f) -> str | None:
     if isinstance(f.default, bool):
-        return None
+        return "BOOL"
     if f.metadata["choices"]:
         return "|".join(f.metadata["choices"])
     return "B1,B2" if isinstance(f.default, tuple) else type(f.default).__name__.upper()
@@ -151,14 +158,14 @@ def _range(f) -> str:
         return f"{kind} > {m['above']:g}"
     if m["high"] is None:
         return f"{kind} >= {m['low']:g}"
-    return f"{kind} in [{m['low']:g}, {m['high']:g}]"
+    return f"{kind} in [{m['low']}, {m['high']}]"
 
 
 def _parse_bool(value) -> bool:
     text = str(value).strip().lower()
-    if text in ("true", "t", "yes", "y", "1"):
+    if text in ("true", "t", "yes", "y", "on", "1"):
         return True
-    if text in ("false", "f", "no", "n", "0"):
+    if text in ("false", "f", "no", "n", "off", "0"):
         return False
     raise ValueError(f"not a truth value: {value!r}")
 
@@ -179,7 +186,7 @@ def _coerce(f, value):
         if isinstance(value, bool):
             raise bad
         if isinstance(f.default, int):
-            if int(value) != float(value):
+            if not isinstance(value, str) and int(value) != value:
                 raise bad
             value = int(value)
         elif isinstance(f.default, float):
@@ -196,6 +203,13 @@ def _coerce(f, value):
     ):
         raise bad
     return value
+
+
+def _argparse_bool(text) -> bool:
+    try:
+        return _parse_bool(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{error}; expected true or false") from error
 
 
 def _argparse_type(f):
@@ -220,4 +234,4 @@ def _click_type(f):
             except ValueError as error:
                 self.fail(str(error), param, ctx)
 
-    return click.BOOL if isinstance(f.default, bool) else Setting()
+    return Setting()
