@@ -1,0 +1,1 @@
+"""The embedded default: real digits, a diffusers U-Net, and the whole job on a CPU."""

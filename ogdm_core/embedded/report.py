@@ -1,0 +1,191 @@
+"""Results of the quickstart as a table, two pictures and one self-contained page."""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+from pathlib import Path
+
+import numpy as np
+
+from .train import write_json
+
+FILES = ("results.json", "fid_vs_nfe.png", "samples.png", "report.html")
+
+
+def cells(results: dict) -> list[dict]:
+    """One dict per sampler and NFE: FID and recall of both methods, means over seeds."""
+    table: dict[tuple[str, int], dict] = {}
+    for row in results["rows"]:
+        cell = table.setdefault((row["sampler"], row["nfe"]), {"control": [], "ogdm": []})
+        cell[row["method"]].append((row["fid"], row["recall"]))
+    out = []
+    for (sampler, nfe), cell in table.items():
+        control, ogdm = np.mean(cell["control"], 0), np.mean(cell["ogdm"], 0)
+        out.append({
+            "sampler": sampler, "nfe": nfe,
+            "control_fid": control[0], "ogdm_fid": ogdm[0],
+            "change": 100 * (ogdm[0] / control[0] - 1),
+            "control_recall": control[1], "ogdm_recall": ogdm[1],
+        })  # fmt: skip
+    return out
+
+
+def print_table(results: dict) -> None:
+    """Sampler by NFE, control against OGDM."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from ..analysis.style import sampler_name
+
+    seeds = results["config"]["seeds"]
+    mean = f", mean of {len(seeds)} seeds" if len(seeds) > 1 else ""
+    table = Table(title=f"FID and recall on {results['data']}{mean} (classifier features, not "
+                        "Inception)")  # fmt: skip
+    for column in ("sampler", "NFE", "FID control", "FID OGDM", "change", "recall control",
+                   "recall OGDM"):  # fmt: skip
+        table.add_column(column, justify="left" if column == "sampler" else "right")
+    previous = None
+    for c in cells(results):
+        if previous not in (None, c["sampler"]):
+            table.add_section()
+        name = "" if previous == c["sampler"] else sampler_name(c["sampler"])
+        previous = c["sampler"]
+        colour = "green" if c["change"] < 0 else "red"
+        table.add_row(
+            name, str(c["nfe"]), f"{c['control_fid']:.2f}", f"{c['ogdm_fid']:.2f}",
+            f"[{colour}]{c['change']:+.0f} %[/]", f"{c['control_recall']:.3f}",
+            f"{c['ogdm_recall']:.3f}",
+        )  # fmt: skip
+    console = Console()
+    console.print(table)
+    console.print(results["observer"]["words"], highlight=False)
+    console.print(f"{results['wall_time_seconds']:.0f} s", highlight=False)
+
+
+def plot_fid(results: dict, path: Path) -> None:
+    """FID over NFE, a panel per sampler."""
+    from ..analysis import style
+
+    samplers = list(dict.fromkeys(c["sampler"] for c in cells(results)))
+    fig, axes = style.figure(1, len(samplers), size=(2.6 * len(samplers), 2.8), sharey=True)
+    for ax, sampler in zip(axes, samplers, strict=True):
+        rows = [c for c in cells(results) if c["sampler"] == sampler]
+        for method, marker in (("control", "o"), ("ogdm", "s")):
+            ax.plot([c["nfe"] for c in rows], [c[f"{method}_fid"] for c in rows], marker=marker,
+                    color=style.method_colour(method),
+                    label="control: plain loss" if method == "control" else "OGDM")  # fmt: skip
+        ax.set(title=style.sampler_name(sampler), xlabel="NFE", yscale="log")
+        ax.set_xticks([c["nfe"] for c in rows], [str(c["nfe"]) for c in rows])
+    axes[0].set_ylabel("FID (lower is better)")
+    axes[0].yaxis.set_major_formatter("{x:g}")
+    axes[0].yaxis.set_minor_formatter("{x:g}")
+    axes[0].tick_params(axis="y", which="both", labelsize=7)
+    axes[0].legend(fontsize=8)
+    fig.tight_layout(rect=(0, 0.03, 1, 1))
+    style.save(fig, path, results["command"])
+
+
+def plot_samples(results: dict, kept: dict[str, dict], path: Path, columns: int = 6) -> None:
+    """The same noise down a column, NFE across, control over OGDM, for Euler and S-PNDM."""
+    from ..analysis import style
+
+    nfes = (5, 10, 15, 25, 50)
+    rows = [(s, m) for s in ("euler", "s-pndm") for m in ("control", "ogdm")]
+    fig, axes = style.figure(len(rows), len(nfes), size=(10, 2.05 * len(rows) * 0.62))
+    for line, (sampler, method) in zip(axes, rows, strict=True):
+        for ax, nfe in zip(line, nfes, strict=True):
+            images = kept[method][f"{sampler}-{nfe}"][: 2 * columns]
+            ax.imshow(tile(images, columns), vmin=0, vmax=1)
+            ax.set(xticks=[], yticks=[])
+            ax.grid(False)
+            if method == "control" and sampler == "euler":
+                ax.set_title(f"NFE {nfe}")
+        label = "OGDM" if method == "ogdm" else "control"
+        line[0].set_ylabel(f"{label}\n{style.sampler_name(sampler)}", fontsize=8,
+                           color=style.method_colour(method))  # fmt: skip
+    fig.tight_layout(rect=(0, 0.02, 1, 1), h_pad=0.4, w_pad=0.4)
+    style.save(fig, path, results["command"])
+
+
+def tile(images: np.ndarray, columns: int) -> np.ndarray:
+    """[N, C, H, W] in [-1, 1] -> one [H', W'(, 3)] picture in [0, 1] with a line between images."""
+    n, c, h, w = images.shape
+    rows = -(-n // columns)
+    canvas = np.ones((rows * (h + 1) - 1, columns * (w + 1) - 1, c))
+    for i, image in enumerate(images):
+        top, left = (i // columns) * (h + 1), (i % columns) * (w + 1)
+        canvas[top : top + h, left : left + w] = np.clip((image.transpose(1, 2, 0) + 1) / 2, 0, 1)
+    return canvas[..., 0] if c == 1 else canvas
+
+
+def write(out: Path, results: dict, folders: dict[str, Path]) -> None:
+    """All files of FILES; `folders` holds one run per method for the sample picture."""
+    kept = {}
+    for method, folder in folders.items():
+        with np.load(folder / "evaluation.npz") as archive:
+            kept[method] = {name: archive[name] for name in archive.files}
+    write_json(out / "results.json", results)
+    plot_fid(results, out / "fid_vs_nfe.png")
+    plot_samples(results, kept, out / "samples.png")
+    (out / "report.html").write_text(page(results, out))
+
+
+def page(results: dict, out: Path) -> str:
+    """The page: what was done, the table, the pictures, how to repeat it."""
+    from ..analysis.style import sampler_name
+
+    def picture(name: str, alt: str) -> str:
+        data = base64.b64encode((out / name).read_bytes()).decode()
+        return f'<img alt="{alt}" src="data:image/png;base64,{data}">'
+
+    config = results["config"]
+    body = "".join(
+        f"<tr><td>{sampler_name(c['sampler'])}</td><td>{c['nfe']}</td>"
+        f"<td>{c['control_fid']:.2f}</td><td>{c['ogdm_fid']:.2f}</td>"
+        f'<td class="{"better" if c["change"] < 0 else "worse"}">{c["change"]:+.0f} %</td>'
+        f"<td>{c['control_recall']:.3f}</td><td>{c['ogdm_recall']:.3f}</td></tr>"
+        for c in cells(results)
+    )
+    details = {k: v for k, v in results.items() if k != "rows"}
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>OGDM quickstart: {html.escape(results["data"])}</title>
+<style>
+body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 0 auto; padding: 1rem;
+       color: #1a1a1a; }}
+h1 {{ font-size: 1.5rem; }} h2 {{ font-size: 1.15rem; margin-top: 2rem; }}
+img {{ width: 100%; height: auto; }}
+.scroll {{ overflow-x: auto; }}
+table {{ border-collapse: collapse; font-variant-numeric: tabular-nums; }}
+th, td {{ padding: .25rem .7rem; text-align: right; border-bottom: 1px solid #ddd; }}
+th:first-child, td:first-child {{ text-align: left; }}
+.better {{ color: #00694c; font-weight: 600; }} .worse {{ color: #a63c00; font-weight: 600; }}
+code, pre {{ background: #f4f4f4; padding: .1rem .3rem; }}
+pre {{ padding: .7rem; overflow-x: auto; }}
+</style></head><body>
+<h1>Few-step sampling on {html.escape(results["data"])}: plain training against OGDM</h1>
+<p>Two fine-tunes of {config["steps"]} steps from one baseline: the control with the plain loss,
+OGDM with the observation's loss added. Both saw the same images and noise, and are sampled from
+the same initial noise at the same cost. Seeds: {", ".join(map(str, config["seeds"]))}.</p>
+<p>{html.escape(results["observer"]["words"])}</p>
+<h2>FID over the number of network evaluations (NFE)</h2>
+{picture("fid_vs_nfe.png", "FID over NFE for each sampler, control and OGDM")}
+<h2>Samples</h2>
+<p>The same noise at the same place in every block.</p>
+{picture("samples.png", "Samples of control and OGDM at several NFEs")}
+<h2>Table</h2>
+<p>FID and recall in 64 features of a small classifier trained on this data
+({100 * results["classifier_accuracy"]:.1f} % right on held-out images). They are not Inception
+features: compare these numbers with each other only. {config["samples"]} images a cell.</p>
+<div class="scroll"><table><thead><tr><th>sampler</th><th>NFE</th><th>FID control</th>
+<th>FID OGDM</th><th>change</th><th>recall control</th><th>recall OGDM</th></tr></thead>
+<tbody>{body}</tbody></table></div>
+<h2>How it was made</h2>
+<pre>{html.escape(results["command"])}</pre>
+<details><summary>Settings, versions, commit, time</summary>
+<pre>{html.escape(json.dumps(details, indent=2))}</pre></details>
+</body></html>
+"""

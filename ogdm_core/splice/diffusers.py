@@ -1,0 +1,85 @@
+"""OGDM for any diffusers `UNet2DModel`, and our samplers for it.
+
+The scheduler's config says what the network predicts; everything here turns that into eps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from ..observer import Observer
+from ..schedule import DiscreteVP, expand
+
+
+def schedule_of(scheduler, sigma_data: float = 0.5) -> DiscreteVP:
+    """The noise schedule behind any diffusers scheduler that has `alphas_cumprod`."""
+    return DiscreteVP(scheduler.alphas_cumprod, sigma_data)
+
+
+def to_eps(prediction: Tensor, x_t: Tensor, t: Tensor, schedule: DiscreteVP, kind: str) -> Tensor:
+    """eps from what the network predicts: `epsilon`, `sample` (x_0) or `v_prediction`.
+
+    eps = (x_t - a_t x_0) / b_t,   eps = a_t v + b_t x_t.
+    """
+    if kind == "epsilon":
+        return prediction
+    a_t, b_t = expand(schedule.a(t), x_t), expand(schedule.b(t), x_t)
+    if kind == "sample":
+        return (x_t - a_t * prediction) / b_t
+    if kind == "v_prediction":
+        return a_t * prediction + b_t * x_t
+    raise ValueError(
+        f"prediction_type {kind!r} is not supported; use epsilon, sample or v_prediction"
+    )
+
+
+def target_of(x_0: Tensor, eps: Tensor, t: Tensor, schedule: DiscreteVP, kind: str) -> Tensor:
+    """What the network is trained to predict."""
+    if kind == "epsilon":
+        return eps
+    if kind == "sample":
+        return x_0
+    return expand(schedule.a(t), x_0) * eps - expand(schedule.b(t), x_0) * x_0
+
+
+def eps_fn_of(unet, schedule: DiscreteVP, kind: str = "epsilon", label: Tensor | None = None):
+    """The network as eps_fn(x [N, ...], t [N]) -> eps, t in 1..T."""
+
+    def eps_fn(x: Tensor, t: Tensor) -> Tensor:
+        return to_eps(unet(x, t - 1, class_labels=label).sample, x, t, schedule, kind)
+
+    return eps_fn
+
+
+def training_loss(
+    unet: Callable,
+    x_0: Tensor,
+    eps: Tensor,
+    t: Tensor,
+    schedule: DiscreteVP,
+    kind: str = "epsilon",
+    label: Tensor | None = None,
+    observer: Observer | None = None,
+) -> tuple[Tensor, Tensor]:
+    """L_transition + gamma L_emission, and L_transition alone: two scalars.
+
+    One forward pass of the network serves both terms (Heun's projection takes one more).
+    """
+    x_t = schedule.diffuse(x_0, eps, t)
+    prediction = unet(x_t, t - 1, class_labels=label).sample.float()
+    target = target_of(x_0, eps, t, schedule, kind)
+    transition = (prediction - target).square().mean()
+    if observer is None:
+        return transition, transition.detach()
+    emission = observer.observe(
+        x_0=x_0,
+        eps=eps,
+        x_t=x_t,
+        t=t,
+        eps_t=to_eps(prediction, x_t, t, schedule, kind),
+        eps_fn=eps_fn_of(unet, schedule, kind, label),
+        label=label if observer.D.labels else None,
+    )
+    return transition + emission.mean(), transition.detach()
