@@ -1,0 +1,257 @@
+"""Lets latent-diffusion (torch 1.7, Lightning 1.4, 2021-22) run on today's stack and on a CPU.
+
+The patches call `install()` before upstream's own imports. One reason per shim, written at the
+shim; what concerns Lightning is in `compat.lightning`.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import pickle
+import sys
+import types
+from importlib.machinery import ModuleSpec
+
+import torch
+
+
+def install() -> None:
+    """Puts every shim in place. Calling it again changes nothing."""
+    _find_ldm()
+    _torchvision()
+    _torch_load()
+    _pillow()
+    from . import lightning
+
+    lightning.install()
+    _samplers_on_any_device()
+    _encoders_without_clip()
+
+
+def _find_ldm() -> None:
+    """Upstream counted on `pip install -e .`; its README's commands start in its folder."""
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    if importlib.util.find_spec("ldm") is None:
+        raise ImportError(
+            "latent-diffusion is not on the path: start in third_party/latent-diffusion "
+            "(run/setup.sh fetches it), or add that folder to PYTHONPATH"
+        )
+
+
+# ---- torchvision ------------------------------------------------------------------------------
+
+
+def _torchvision() -> None:
+    """Upstream needs `make_grid` and one transform; a torchvision beside a CPU torch often fails.
+
+    A torchvision that imports is used. One that is installed and does not import also breaks
+    Lightning's import (torchmetrics asks the package metadata), so it is hidden from that.
+    """
+    try:
+        import torchvision  # noqa: F401
+    except (ImportError, RuntimeError) as error:
+        for name in [n for n in sys.modules if n.split(".")[0] == "torchvision"]:
+            del sys.modules[name]
+        if not isinstance(error, ModuleNotFoundError):
+            _hide_distribution("torchvision")
+            sys.modules["torchvision"] = None  # the import system's way to say "not there"
+        import pytorch_lightning  # noqa: F401  before the stand-in: it looks for torchvision
+
+        sys.modules.update(_stand_in())
+
+
+def _hide_distribution(name: str) -> None:
+    """Makes Lightning's availability check answer no for one package."""
+    from lightning_utilities.core import imports
+
+    version = imports._version
+
+    def visible(package: str) -> str:
+        if package == name:
+            raise imports.PackageNotFoundError(package)
+        return version(package)
+
+    imports._version = visible
+
+
+class _Partial(types.ModuleType):
+    """A module of which we have a part; asking for the rest says so."""
+
+    def __init__(self, name: str, advice: str, **content):
+        super().__init__(name)
+        self.__spec__ = ModuleSpec(name, None, is_package=True)
+        self.__path__ = []
+        self.__dict__.update(content, _advice=advice)
+
+    def __getattr__(self, name: str):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise ImportError(f"{self.__name__}.{name} is not here: {self._advice}")
+
+
+def _stand_in() -> dict[str, types.ModuleType]:
+    advice = "install a torchvision that matches your torch (conda does)"
+    utils = _Partial("torchvision.utils", advice, make_grid=make_grid)
+    transforms = _Partial(
+        "torchvision.transforms", advice, RandomHorizontalFlip=RandomHorizontalFlip
+    )
+    top = _Partial("torchvision", advice, utils=utils, transforms=transforms)
+    return {module.__name__: module for module in (top, utils, transforms)}
+
+
+def make_grid(images, nrow: int = 8, padding: int = 2, pad_value: float = 0.0) -> torch.Tensor:
+    """One image [3, H, W] of many [N, C, h, w], row by row, with a frame around each.
+
+    Grey images become RGB; a single image ([C, h, w] or N = 1) stays without a frame.
+    """
+    if isinstance(images, list | tuple):
+        images = torch.stack(list(images))
+    while images.dim() < 4:
+        images = images.unsqueeze(0)
+    if images.shape[1] == 1:
+        images = images.repeat(1, 3, 1, 1)
+    n, channels, h, w = images.shape
+    if n == 1:
+        return images[0]
+    columns = min(nrow, n)
+    rows = -(-n // columns)
+    grid = images.new_full(
+        (channels, rows * (h + padding) + padding, columns * (w + padding) + padding), pad_value
+    )
+    for i, image in enumerate(images):
+        top = (i // columns) * (h + padding) + padding
+        left = (i % columns) * (w + padding) + padding
+        grid[:, top : top + h, left : left + w] = image
+    return grid
+
+
+class RandomHorizontalFlip(torch.nn.Module):
+    """Mirrors a PIL image or a tensor [..., H, W] with probability p; one draw of torch's."""
+
+    def __init__(self, p: float = 0.5):
+        super().__init__()
+        self.p = p
+
+    def forward(self, image):
+        if not torch.rand(1) < self.p:
+            return image
+        if isinstance(image, torch.Tensor):
+            return image.flip(-1)
+        from PIL import Image
+
+        return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+
+
+# ---- torch.load -------------------------------------------------------------------------------
+
+
+def _torch_load() -> None:
+    """torch 2.6 made `weights_only` the default; Lightning 1.4's checkpoints hold classes as well.
+
+    Where a call leaves the choice open and the strict reader refuses, the file is read again with
+    everything that is not tensors, numbers and containers replaced by inert placeholders. So the
+    released checkpoints load, and still no code of theirs runs.
+    """
+    strict = torch.load
+    if hasattr(strict, "strict"):
+        return
+
+    @functools.wraps(strict)
+    def load(f, map_location=None, pickle_module=None, *, weights_only=None, **kwargs):
+        if weights_only is not None or pickle_module is not None:
+            return strict(f, map_location, pickle_module, weights_only=weights_only, **kwargs)
+        start = f.tell() if hasattr(f, "tell") else None
+        try:
+            return strict(f, map_location, weights_only=True, **kwargs)
+        except pickle.UnpicklingError:
+            if start is not None:
+                f.seek(start)
+            return strict(f, map_location, _inert_pickle(), weights_only=False, **kwargs)
+
+    load.strict = strict
+    torch.load = load
+
+
+class _Inert:
+    """Takes the place of an object that a checkpoint asks for, and does nothing."""
+
+    def __init__(self, *args, **kwargs):
+        pass
+
+    def __setstate__(self, state):
+        pass
+
+    def __setitem__(self, key, value):
+        pass
+
+    def append(self, item):
+        """Swallowed: pickle fills lists so."""
+
+    def extend(self, items):
+        """Swallowed: pickle fills lists so."""
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str):
+        root = module.split(".")[0]
+        tensors = module == "torch._utils" and name.startswith("_rebuild")
+        types_of_torch = module == "torch" and (
+            name in ("Size", "device") or isinstance(getattr(torch, name, None), torch.dtype)
+        )
+        containers = module == "collections" and name in ("OrderedDict", "defaultdict")
+        builtins = module == "builtins" and name in ("set", "frozenset", "complex", "bytearray")
+        arrays = root == "numpy" and name in ("scalar", "_reconstruct", "dtype", "ndarray")
+        if tensors or types_of_torch or containers or builtins or arrays:
+            return super().find_class(module, name)
+        return type(name, (_Inert,), {"__module__": module})
+
+
+def _inert_pickle() -> types.SimpleNamespace:
+    """What torch.load wants of a pickle module."""
+
+    def load(file, **kwargs):
+        return _Unpickler(file, **kwargs).load()
+
+    return types.SimpleNamespace(__name__="pickle", Unpickler=_Unpickler, load=load)
+
+
+# ---- the rest ---------------------------------------------------------------------------------
+
+
+def _pillow() -> None:
+    """Pillow 10 dropped the name LINEAR, which upstream's datasets look up; it was BILINEAR."""
+    from PIL import Image
+
+    if not hasattr(Image, "LINEAR"):
+        Image.LINEAR = Image.Resampling.BILINEAR
+
+
+def _samplers_on_any_device() -> None:
+    """Upstream's samplers move their tables to "cuda"; they belong where the model is."""
+    from ldm.models.diffusion.ddim import DDIMSampler
+    from ldm.models.diffusion.plms import PLMSSampler
+
+    def register_buffer(self, name, table):
+        on_model = isinstance(table, torch.Tensor)
+        setattr(self, name, table.to(self.model.betas.device) if on_model else table)
+
+    DDIMSampler.register_buffer = PLMSSampler.register_buffer = register_buffer
+
+
+def _encoders_without_clip() -> None:
+    """Upstream's encoders import clip and kornia at the top; class labels need neither."""
+    absent = {}
+    for name in ("clip", "kornia"):
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            advice = f"this encoder needs the package {name}; install it"
+            absent[name] = sys.modules[name] = _Partial(name, advice)
+    try:
+        importlib.import_module("ldm.modules.encoders.modules")
+    finally:
+        for name in absent:
+            del sys.modules[name]
