@@ -1,0 +1,159 @@
+"""Upstream's LatentDiffusion, observed. A config asks for it by name:
+
+    model:
+      target: ogdm_core.splice.ldm.OGDMLatentDiffusion
+      params:
+        ogdm: {k: 0.1, gamma: 0.01}        # OGDMConfig
+
+The denoiser's optimiser stays Lightning's, with its accumulation, clipping, precision and
+scheduler; D's is the observer's, stepped by hand right after. D is no submodule: `state_dict` is
+upstream's, key by key, and D travels in the checkpoint's own entry "ogdm".
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from ldm.models.diffusion.ddpm import LatentDiffusion
+from pytorch_lightning.utilities import rank_zero_info
+from torch import Tensor
+
+from ogdm_core.config import OGDMConfig
+from ogdm_core.observer import Observer
+
+from .ldm import classes_of, make_eps_fn, schedule_of, to_eps
+from .ldm_resume import ExactResume
+
+CHECKPOINT_KEY = "ogdm"
+
+
+class OGDMLatentDiffusion(LatentDiffusion):
+    """L = L_transition + gamma L_emission on latents [N, channels, image_size, image_size].
+
+    ogdm   settings of the method, the fields of OGDMConfig
+    The other parameters are upstream's.
+    """
+
+    def __init__(self, *args, ogdm: dict[str, Any] | None = None, **kwargs):
+        config = OGDMConfig.from_mapping(ogdm or {})
+        first_stage = kwargs.get("first_stage_config") or {}
+        self._first_stage_trained = bool(first_stage.get("params", {}).get("ckpt_path"))
+        super().__init__(*args, **kwargs)
+        self.ogdm = config
+        self.observer: Observer | None = None
+        self._recording, self._recorded = False, None
+        self._label: Tensor | None = None
+
+    # ---- 1. build ---------------------------------------------------------------------------
+
+    def setup(self, stage: str) -> None:
+        """Builds the observer, when the process group and the device are known."""
+        if stage == "fit" and self.observer is None:
+            self.observer = Observer(
+                self.ogdm,
+                schedule_of(self),
+                self.channels,
+                self.image_size,
+                labels=classes_of(self),
+                device=self.device,
+            )
+            rank_zero_info(f"OGDM: a new discriminator, {self.ogdm.to_dict()}")
+
+    def configure_callbacks(self) -> list:
+        """What upstream's own resume loses: see `ldm_resume`."""
+        return [ExactResume()]
+
+    def init_from_ckpt(self, path: str, ignore_keys=(), only_model: bool = False) -> None:
+        """Upstream's, but a first stage of random weights is an error and not a line in the log."""
+        self._missing = []
+        super().init_from_ckpt(path, ignore_keys=list(ignore_keys), only_model=only_model)
+        lost = [k for k in self._missing if k.startswith("first_stage_model.")]
+        if lost and not self._first_stage_trained:
+            raise ValueError(
+                f"{path} holds no first stage ({len(lost)} weights missing); name a trained one in "
+                "model.params.first_stage_config.params.ckpt_path"
+            )
+
+    def load_state_dict(self, state_dict, strict: bool = True, assign: bool = False):
+        """torch's, and a note of what was missing."""
+        result = super().load_state_dict(state_dict, strict=strict, assign=assign)
+        self._missing = list(result.missing_keys)
+        return result
+
+    # ---- 2. the emission term ----------------------------------------------------------------
+
+    def training_step(self, batch: dict, batch_idx: int) -> Tensor:
+        """Upstream's; the class labels, which its loss does not see, are kept for D."""
+        self._label = batch[self.cond_stage_model.key] if classes_of(self) else None
+        return super().training_step(batch, batch_idx)
+
+    def apply_model(self, x_noisy: Tensor, t: Tensor, cond, return_ids: bool = False):
+        """Upstream's forward pass, recorded."""
+        output = super().apply_model(x_noisy, t, cond, return_ids)
+        if self._recording:
+            self._recorded = x_noisy, output
+        return output
+
+    def p_losses(self, x_start: Tensor, cond, t: Tensor, noise: Tensor | None = None):
+        """Upstream's loss and, in training, gamma L_emission of the same forward pass.
+
+        x_start [N, C, H, W], t [N] counted from 0. The noise is drawn as upstream draws it.
+        """
+        noise = torch.randn_like(x_start) if noise is None else noise
+        self._recording = self.training and torch.is_grad_enabled() and self.observer is not None
+        loss, loss_dict = super().p_losses(x_start, cond, t, noise)
+        if not self._recording:
+            return loss, loss_dict
+        (x_t, output), self._recording, self._recorded = self._recorded, False, None
+        emission = self.observer.observe(
+            x_0=x_start,
+            eps=noise,
+            x_t=x_t,
+            t=t + 1,
+            eps_t=to_eps(self, output, x_t, t),
+            eps_fn=make_eps_fn(self, cond),
+            label=self._label,
+        )
+        return loss + emission.mean(), loss_dict
+
+    # ---- 3. the discriminator's step ---------------------------------------------------------
+
+    def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure=None) -> None:
+        """The denoiser's step, then D's, at a rate that follows the same schedule."""
+        group = optimizer.param_groups[0]
+        lr_scale = float(group["lr"] / group.get("initial_lr", group["lr"]))
+        super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
+        self.observer.step(lr_scale)
+        if self.global_step % self.trainer.log_every_n_steps == 0 and self.global_rank == 0:
+            numbers = observed(self.observer)
+            for logger in self.loggers:
+                logger.log_metrics(numbers, step=self.global_step - 1)
+
+    # ---- 4. state ----------------------------------------------------------------------------
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """D beside what Lightning saves; not in checkpoints of weights alone."""
+        if self.observer is not None and "optimizer_states" in checkpoint:
+            checkpoint[CHECKPOINT_KEY] = self.observer.state_dict()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Continues with the checkpoint's D; one without starts a fine-tune."""
+        if self.observer is None:
+            return
+        if CHECKPOINT_KEY in checkpoint:
+            self.observer.load_state_dict(checkpoint[CHECKPOINT_KEY])
+            rank_zero_info(f"OGDM: the discriminator continues at step {self.observer.steps}")
+        else:
+            rank_zero_info("OGDM: no discriminator in the checkpoint (upstream's?): fine-tuning "
+                           "with a new one")  # fmt: skip
+
+
+def observed(observer: Observer) -> dict[str, float]:
+    """The observer's numbers for the log: means, and L_emission and L_D by quartile of t."""
+    numbers = {f"ogdm/{name}": value for name, value in observer.stats().items()}
+    quartile = (4 * (observer.per_sample["t"] - 1)) // observer.schedule.T
+    for name in ("emission", "d_loss"):
+        for q in quartile.unique().tolist():
+            numbers[f"ogdm/{name}_q{q}"] = observer.per_sample[name][quartile == q].mean().item()
+    return numbers

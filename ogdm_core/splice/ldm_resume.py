@@ -1,0 +1,146 @@
+"""Resume to the bit. What a checkpoint of upstream's own loses, and this callback keeps:
+
+    random state    of torch, numpy and Python on every rank: a resumed run would repeat the noise
+                    of the first epoch
+    data order      upstream shuffles with the global random state; in the middle of an epoch the
+                    loader would start over
+    image logger    which steps are still to be logged, since logging draws random numbers as well
+    EMA             a checkpoint written at the end of a batch (`every_n_train_steps`) comes before
+                    that batch's EMA update
+
+Gradients of an unfinished accumulation are not kept: resume is exact from optimiser steps.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+from lightning_fabric.utilities.data import _set_sampler_epoch
+from pytorch_lightning.utilities import rank_zero_warn
+from torch import distributed as dist
+
+
+def random_state() -> dict[str, Any]:
+    """The global random states of this process, as tensors and plain numbers."""
+    _, keys, *numbers = np.random.get_state()
+    version, internal, gauss = random.getstate()
+    cuda = [torch.cuda.get_rng_state()] if torch.cuda.is_available() else []
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": cuda,
+        "numpy": [torch.from_numpy(keys.astype(np.int64)), *numbers],
+        "python": [version, list(internal), gauss],
+    }
+
+
+def set_random_state(state: dict[str, Any]) -> None:
+    """Puts back what `random_state` returned."""
+    torch.set_rng_state(state["torch"])
+    for cuda in state["cuda"]:
+        torch.cuda.set_rng_state(cuda)
+    keys, *numbers = state["numpy"]
+    np.random.set_state(("MT19937", keys.numpy().astype(np.uint32), *numbers))
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+
+
+class ExactResume(pl.Callback):
+    """Saves and restores what is listed above, through Lightning's own checkpoints."""
+
+    def __init__(self):
+        self.trainer: pl.Trainer | None = None
+        self.epoch_began: dict[str, Any] = {}  # random state before the epoch's loader started
+        self.saved: dict[str, Any] | None = None  # from the checkpoint; None once restored
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Keeps the trainer at hand: `state_dict` is called without it."""
+        self.trainer = trainer
+
+    def state_dict(self) -> dict[str, Any]:
+        """Called on every rank, or on rank 0 alone for a checkpoint that was asked of it alone."""
+        progress = self.trainer.fit_loop.epoch_loop.batch_progress.current
+        mine = {"now": random_state(), "epoch_began": self.epoch_began}
+        return {
+            "ranks": [mine] if getattr(self.trainer, "alone", False) else _gather(mine),
+            "batches": progress.processed,
+            "ema_is_due": progress.processed > progress.completed,
+            "epoch_is_over": self._epoch_is_over(),
+            "log_steps": [list(c.log_steps) for c in self._image_loggers()],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Keeps the state until the loops are ready for it."""
+        self.saved = state
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """The first epoch's loader starts soon after this hook."""
+        self.epoch_began = random_state()
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Restores the middle of an epoch; the end of one waits for the next to begin."""
+        if self.saved is None:
+            return
+        if len(self.saved["ranks"]) != trainer.world_size:
+            rank_zero_warn(
+                f"the checkpoint has the random state of {len(self.saved['ranks'])} process(es), "
+                f"this run has {trainer.world_size}: it goes on with other noise"
+            )
+            self.saved = None
+            return
+        for callback, steps in zip(self._image_loggers(), self.saved["log_steps"], strict=False):
+            callback.log_steps = list(steps)
+        if self.saved["ema_is_due"]:
+            pl_module.on_train_batch_end(None, None, 0)
+        if not self.saved["epoch_is_over"]:
+            self._fast_forward(trainer.fit_loop)
+            self._restore_now()
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Notes (or restores) the random state before the epoch's loader starts."""
+        loop = trainer.fit_loop
+        if self.saved is not None:
+            self._restore_now()
+            self.epoch_began = random_state()
+            if loop.is_resuming:  # the loop has started the loader already, and will not again
+                iter(loop._data_fetcher)
+        elif trainer.current_epoch > 0 and not loop.is_resuming:
+            self.epoch_began = random_state()
+
+    def _fast_forward(self, loop) -> None:
+        """Starts the epoch's loader as it was started, and skips the batches already seen."""
+        self.epoch_began = self._mine()["epoch_began"]
+        set_random_state(self.epoch_began)
+        for loader in loop._combined_loader.flattened:
+            _set_sampler_epoch(loader, loop.epoch_progress.current.processed)
+        fetcher = loop._data_fetcher
+        iter(fetcher)
+        for _ in range(self.saved["batches"]):
+            next(fetcher)
+        fetcher.fetched = 0  # the loop adds the batches it has on its own count
+
+    def _restore_now(self) -> None:
+        set_random_state(self._mine()["now"])
+        self.saved = None
+
+    def _mine(self) -> dict[str, Any]:
+        return self.saved["ranks"][self.trainer.global_rank]
+
+    def _epoch_is_over(self) -> bool:
+        loop = self.trainer.fit_loop
+        return loop.epoch_loop.batch_progress.current.processed >= loop.max_batches
+
+    def _image_loggers(self) -> list[pl.Callback]:
+        return [c for c in self.trainer.callbacks if hasattr(c, "log_steps")]
+
+
+def _gather(item: Any) -> list:
+    """Every rank's item, on every rank."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return [item]
+    items = [None] * dist.get_world_size()
+    dist.all_gather_object(items, item)
+    return items
