@@ -1,0 +1,230 @@
+"""Figure 4 of the paper, the numbers behind it, and Lemma 1 measured: run/analysis_xi.sh."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from . import style
+from .xi import Array, Problem, initial_slope, runs, total_variation
+
+BETAS = np.arange(1, 100) / 100
+CURVES = (0.2, 0.4, 0.6, 0.8)  # the betas of panel (a)
+LINES = ("-", "--", "-.", ":", (0, (4, 1, 1, 1, 1, 1)), (0, (1, 2)))
+BETA_C, V_C = 0.4, 0.1  # the paper's panel (c)
+LIMIT = 1e-6  # what the quadrature's error, and xi's, must stay below
+SHRINKING = 10.0 ** -np.arange(1, 6)
+
+
+def quadrature_error(problem: Problem) -> tuple[float, float]:
+    """Change of L(xi), the largest over xi in {0, xi(beta), 1}, and of xi itself, at half the step.
+
+    The sum's error falls by orders of magnitude with the step, so the change is the error.
+    """
+    points = np.array([0.0, problem.xi, 1.0])
+    change = np.abs(problem.distance(points) - problem.refined.distance(points)).max()
+    return float(change), abs(problem.xi - problem.refined.xi)
+
+
+def xi_rows(mu: float, vs: Sequence[float], betas: Array) -> list[dict]:
+    """One row per (v, beta): xi, L at xi and at both ends, and the errors."""
+    rows = []
+    for v in vs:
+        for beta in betas:
+            problem = Problem(mu, v, float(beta))
+            at_xi, at_0, at_1 = problem.distance(np.array([problem.xi, 0.0, 1.0]))
+            error, xi_error = quadrature_error(problem)
+            rows.append({
+                "mu": mu, "v": v, "beta": round(float(beta), 12), "xi": problem.xi,
+                "interior": int(0 < problem.xi < 1),
+                "l2_squared_at_xi": at_xi, "l2_squared_gaussian": at_0, "l2_squared_prior": at_1,
+                "error_l2_squared": error, "error_xi": xi_error,
+            })  # fmt: skip
+    return rows
+
+
+def lemma_rows(mu: float, vs: Sequence[float]) -> list[dict]:
+    """Total variation from the reverse density to each limit as the limit is approached.
+
+    `order` is the local exponent: log of the ratio to the row before, per factor 10.
+    """
+    rows = []
+    for limit in ("beta -> 0", "beta -> 1"):
+        for v in vs:
+            before = None
+            for distance in SHRINKING:
+                beta = distance if limit == "beta -> 0" else 1 - distance
+                problem = Problem(mu, v, float(beta))
+                other = problem.gaussian if limit == "beta -> 0" else problem.prior
+                tv = total_variation(problem, other)
+                order = "" if before is None else float(np.log10(before / tv))
+                rows.append({
+                    "limit": limit, "mu": mu, "v": v, "distance_to_limit": float(distance),
+                    "total_variation": tv, "order": order, "xi": problem.xi,
+                    "xi_first_order": initial_slope(mu, v) * beta if beta < 0.5 else "",
+                })  # fmt: skip
+                before = tv
+    return rows
+
+
+def write_csv(path: Path, rows: list[dict]) -> Path:
+    """Rows of one kind as csv, floats with 10 digits."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")
+        writer.writeheader()
+        for row in rows:
+            writer.writerow({k: f"{v:.10g}" if isinstance(v, float) else v for k, v in row.items()})
+    return path
+
+
+def where_not_interior(mu: float) -> list[tuple[float, list[tuple[float, float]]]]:
+    """For v = 0, 0.1, ..., 4: the runs of beta (in steps of 0.05) whose xi is 0 or 1."""
+    betas = np.arange(1, 20) / 20
+    found = []
+    for v in np.arange(41) / 10:
+        xi = np.array([Problem(mu, float(v), float(beta)).xi for beta in betas])
+        at_end = (xi == 0) | (xi == 1)
+        if at_end.any():
+            found.append((float(v), runs(betas, at_end)))
+    return found
+
+
+def draw(mu: float, v: float, beta: float, rows: list[dict], path: Path, command: str) -> Path:
+    """Panels (a), (b), (c) of Fig. 4."""
+    fig, axes = style.figure(1, 3, size=(12.5, 3.9))
+    _panel_a(axes[0], mu, v)
+    _panel_b(axes[1], rows)
+    _panel_c(axes[2], Problem(mu, v, beta))
+    fig.tight_layout(rect=(0, 0.025, 1, 1))
+    return style.save(fig, path, command)
+
+
+def _panel_a(ax, mu: float, v: float) -> None:
+    grid = np.linspace(0, 1, 201)
+    for colour, line, beta in zip(style.PALETTE, LINES, CURVES, strict=False):
+        problem = Problem(mu, v, beta)
+        ax.plot(grid, problem.distance(grid), color=colour, ls=line, label=rf"$\beta={beta:g}$")
+        ax.plot(problem.xi, problem.distance(problem.xi), "o", color=colour, mec="white", zorder=3)
+    ax.set(
+        title=rf"(a) squared $L^2$ distance at $v = {v:g}$; dots: minima",
+        xlabel=r"$\xi$   (0: Gaussian, 1: prior)",
+        ylabel=r"$\int (q^{(\xi)}_{u|v} - p^{(\beta)}_{u|v})^2 \, du$",
+        ylim=(0, None),
+    )
+    ax.legend()
+
+
+def _panel_b(ax, rows: list[dict]) -> None:
+    mu = rows[0]["mu"]
+    for index, v in enumerate(dict.fromkeys(row["v"] for row in rows)):
+        colour = style.PALETTE[index % len(style.PALETTE)]
+        betas, xis = np.array([(r["beta"], r["xi"]) for r in rows if r["v"] == v]).T
+        line = LINES[index % len(LINES)]
+        ax.plot([0, *betas, 1], [0, *xis, 1], color=colour, ls=line, label=f"$v={v:g}$")
+        ends = (xis == 0) | (xis == 1)
+        if ends.any():  # an empty line that is not clipped upsets the layout
+            ax.plot(betas[ends], xis[ends], ".", color=colour, ms=7, zorder=3, clip_on=False)
+    ax.set(
+        title=rf"(b) $\xi(\beta)$ at $\mu = {mu:g}$; dots: exactly 0 or 1",
+        xlabel=r"$\beta$",
+        ylabel=r"$\xi(\beta)$",
+        xlim=(0, 1),
+        ylim=(-0.02, 1.02),
+    )
+    ax.legend()
+
+
+def _panel_c(ax, problem: Problem) -> None:
+    u = problem.u
+    xi = problem.xi
+    for density, colour, line, width, label in (
+        (problem.reverse, style.BLACK, "-", 2.6, r"true $p^{(\beta)}_{u|v}$"),
+        (problem.gaussian, style.BLUE, "--", 1.6, r"$\beta \to 0$: Gaussian"),
+        (problem.prior, style.GREEN, "-.", 1.6, r"$\beta \to 1$: prior $p_u$"),
+        (problem.mixture(xi), style.RED, (0, (4, 1)), 1.9, rf"$q^{{(\xi)}}$, $\xi={xi:.3f}$"),
+    ):
+        ax.plot(u, density, color=colour, ls=line, lw=width, label=label)
+    ax.set(
+        title=rf"(c) densities at $v = {problem.v:g}$, $\beta = {problem.beta:g}$",
+        xlabel="$u$",
+        ylabel="density",
+        xlim=(-problem.mu - 3, problem.mu + 3),
+        ylim=(0, 1.28 * max(problem.reverse.max(), problem.gaussian.max())),
+    )
+    ax.legend(loc="upper center", ncols=2, columnspacing=1.2)
+
+
+def report(mu: float, problem: Problem, rows: list[dict], lemma: list[dict]) -> None:
+    """The findings, in a few lines."""
+    xi = problem.xi
+    at_xi, at_0, at_1 = problem.distance(np.array([xi, 0.0, 1.0]))
+    print(f"mu = {mu:g}, v = {problem.v:g}, beta = {problem.beta:g}: xi = {xi:.5f}")
+    print(f"  squared L2 distance  at xi {at_xi:.5f}   Gaussian {at_0:.5f}   prior {at_1:.5f}")
+    for limit in ("beta -> 0", "beta -> 1"):
+        last = [row for row in lemma if row["limit"] == limit]
+        last = [row for row in last if row["distance_to_limit"] == SHRINKING[-1]]
+        tv, order = max((row["total_variation"], row["order"]) for row in last)
+        other = "Gaussian" if limit == "beta -> 0" else "prior"
+        print(
+            f"Lemma 1, {limit}: total variation to the {other} {tv:.1e} at {SHRINKING[-1]:.0e} from"
+            f" the limit (largest over v), falling with its power {order:.2f}"
+        )
+    ends = where_not_interior(mu)
+    if not ends:
+        print("0 < xi < 1 at every v in 0, 0.1, ..., 4 and beta in 0.05, 0.1, ..., 0.95")
+        return
+    print("0 < xi < 1 fails (xi is 0 or 1) at these v and beta, of v to 4 and beta by 0.05:")
+    for v, intervals in ends:
+        spans = ", ".join(f"{a:g}" if a == b else f"{a:g} to {b:g}" for a, b in intervals)
+        print(f"  v = {v:.1f}: beta {spans}")
+    print("  and at -v likewise; everywhere else on that grid it holds")
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="run/analysis_xi.sh", description=__doc__)
+    parser.add_argument("--mu", type=float, default=2.0, help="the modes sit at +-mu (2)")
+    parser.add_argument("--v", type=float, default=V_C, help="v of panels (a) and (c) (0.1)")
+    parser.add_argument("--beta", type=float, default=BETA_C, help="beta of panel (c) (0.4)")
+    parser.add_argument(
+        "--vs", type=float, nargs="+", default=[0.1, 0.5, 1.0, 1.5, 2.0, 3.0],
+        help="v of the curves of panel (b) (0.1 0.5 1 1.5 2 3)",
+    )  # fmt: skip
+    parser.add_argument("--out", type=Path, default=Path("out/xi"), help="folder (out/xi)")
+    args = parser.parse_args(arguments)
+    try:
+        for v in (args.v, *args.vs):
+            for beta in (args.beta, BETAS[0], BETAS[-1]):
+                _ = Problem(args.mu, v, beta).u
+    except ValueError as error:
+        parser.error(str(error))
+    return args
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Writes fig4.png, xi.csv and lemma1.csv; returns 1 if the error exceeds LIMIT."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    args = parse(arguments)
+    command = style.command_line("run/analysis_xi.sh", arguments)
+    rows = xi_rows(args.mu, args.vs, BETAS)
+    lemma = lemma_rows(args.mu, args.vs)
+    report(args.mu, Problem(args.mu, args.v, args.beta), rows, lemma)
+    errors = [max(row[name] for row in rows) for name in ("error_l2_squared", "error_xi")]
+    print(f"largest change at half the step: squared L2 {errors[0]:.1e}, xi {errors[1]:.1e}")
+    print(write_csv(args.out / "xi.csv", rows))
+    print(write_csv(args.out / "lemma1.csv", lemma))
+    print(draw(args.mu, args.v, args.beta, rows, args.out / "fig4.png", command))
+    if max(errors) > LIMIT:
+        print(f"error: the quadrature's error exceeds {LIMIT:.0e}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
