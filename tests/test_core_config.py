@@ -1,0 +1,305 @@
+import argparse
+import json
+from dataclasses import FrozenInstanceError, fields
+
+import pytest
+
+from ogdm_core import OGDMConfig
+
+NAMES = [f.name for f in fields(OGDMConfig)]
+DEFAULT = OGDMConfig()
+# One legal value for every setting, none of them the default, as text and as the config holds it.
+OTHER = {
+    "projection": ("heun", "heun"),
+    "k": ("0.35", 0.35),
+    "gamma": ("0.5", 0.5),
+    "adversarial": ("hinge", "hinge"),
+    "r1": ("0.25", 0.25),
+    "r1_every": ("4", 4),
+    "d_width": ("0.5", 0.5),
+    "d_lr": ("2e-4", 2e-4),
+    "d_betas": ("0.5,0.99", (0.5, 0.99)),
+    "d_precision": ("bf16", "bf16"),
+    "fused": ("True", True),
+    "seed": ("12345678901234567", 12345678901234567),  # past the last whole number of a float
+}
+BAD = [
+    ("projection", "midpoint", "euler or heun"),
+    ("k", -0.1, r"\[0, 1\]"),
+    ("k", 1.5, r"\[0, 1\]"),
+    ("k", float("nan"), r"\[0, 1\]"),
+    ("k", "a lot", r"\[0, 1\]"),
+    ("k", True, r"\[0, 1\]"),
+    ("gamma", -1.0, ">= 0"),
+    ("gamma", float("inf"), ">= 0"),
+    ("gamma", None, ">= 0"),
+    ("adversarial", "wasserstein", "nonsaturating or hinge"),
+    ("r1", -1e-9, ">= 0"),
+    ("r1_every", 0, "whole number >= 1"),
+    ("r1_every", 2.5, "whole number >= 1"),
+    ("d_width", 0.0, "> 0"),
+    ("d_lr", 0.0, "> 0"),
+    ("d_betas", (0.9,), r"two numbers B1,B2 in \[0, 1\)"),
+    ("d_betas", "0.9,1.0", r"two numbers B1,B2 in \[0, 1\)"),
+    ("d_betas", (0.9, float("nan")), r"two numbers B1,B2 in \[0, 1\)"),
+    ("d_betas", 0.9, r"two numbers B1,B2 in \[0, 1\)"),
+    ("d_precision", "fp16", "fp32 or bf16"),
+    ("fused", "perhaps", "true or false"),
+    ("seed", -1, r"whole number in \[0, 9223372036854775807\]"),
+    ("seed", 2**63, r"whole number in \[0, 9223372036854775807\]"),
+]
+
+
+def flag(name):
+    return "--ogdm-" + name.replace("_", "-")
+
+
+@pytest.fixture
+def parser():
+    parser = argparse.ArgumentParser()
+    OGDMConfig.add_arguments(parser)
+    return parser
+
+
+@pytest.fixture
+def click_main():
+    click = pytest.importorskip("click")
+    seen = []
+
+    @click.command()
+    @OGDMConfig.click_options
+    def main(**kwargs):
+        seen.append(kwargs)
+
+    main.seen = seen
+    return main
+
+
+@pytest.fixture
+def run_click(click_main):
+    from click.testing import CliRunner
+
+    def run(*argv):
+        result = CliRunner().invoke(click_main, list(argv))
+        return click_main.seen.pop() if result.exit_code == 0 else result.output
+
+    return run
+
+
+# ---------------------------------------------------------------- values
+
+
+def test_the_table_of_other_values_covers_every_setting():
+    assert list(OTHER) == NAMES
+    assert all(getattr(DEFAULT, name) != value for name, (_, value) in OTHER.items())
+
+
+def test_defaults_are_the_papers():
+    assert (DEFAULT.projection, DEFAULT.k, DEFAULT.gamma) == ("euler", 0.2, 0.025)
+    assert DEFAULT.adversarial == "nonsaturating"
+
+
+@pytest.mark.parametrize(("name", "value", "allowed"), BAD)
+def test_bad_values_name_the_flag_the_value_and_the_range(name, value, allowed):
+    with pytest.raises(ValueError, match=f"{flag(name)}: .*is not allowed.*{allowed}") as error:
+        OGDMConfig(**{name: value})
+    assert repr(value) in str(error.value)
+
+
+@pytest.mark.parametrize(("name", "value"), [("k", 0), ("k", 1), ("gamma", 0), ("r1", 0)])
+def test_the_ends_of_a_range_belong_to_it(name, value):
+    assert getattr(OGDMConfig(**{name: value}), name) == value
+
+
+def test_values_are_stored_in_the_fields_own_type():
+    config = OGDMConfig(k="0.5", r1_every=4.0, d_betas=[0, "0.9"], fused="yes", gamma=1)
+    assert (config.k, config.r1_every, config.d_betas, config.fused) == (0.5, 4, (0.0, 0.9), True)
+    assert type(config.r1_every) is int and type(config.gamma) is float
+    with pytest.raises(FrozenInstanceError):
+        config.k = 0.1
+
+
+def test_to_dict_survives_json_and_comes_back():
+    config = OGDMConfig(**{name: value for name, (_, value) in OTHER.items()})
+    assert OGDMConfig.from_mapping(json.loads(json.dumps(config.to_dict()))) == config
+
+
+# ---------------------------------------------------------------- argparse (diffusers' style)
+
+
+def test_argparse_off_by_default_and_defaults_are_the_dataclass(parser):
+    assert OGDMConfig.from_args(parser.parse_args([])) is None
+    assert OGDMConfig.from_args(parser.parse_args(["--ogdm"])) == DEFAULT
+
+
+@pytest.mark.parametrize("argv", [["--ogdm"], ["--ogdm", "True"], ["--ogdm=1"], ["--ogdm", "on"]])
+def test_argparse_switch_on(parser, argv):
+    assert OGDMConfig.from_args(parser.parse_args(argv)) == DEFAULT
+
+
+@pytest.mark.parametrize("argv", [["--ogdm", "False"], ["--ogdm=0"], ["--ogdm", "no"]])
+def test_argparse_switch_off(parser, argv):
+    assert OGDMConfig.from_args(parser.parse_args([*argv, "--ogdm-k", "0.3"])) is None
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("spelling", ["dashes", "underscores"])
+def test_argparse_takes_every_setting(parser, name, spelling):
+    text, value = OTHER[name]
+    given = flag(name) if spelling == "dashes" else f"--ogdm_{name}"
+    config = OGDMConfig.from_args(parser.parse_args(["--ogdm", given, text]))
+    assert config == OGDMConfig(**{name: value}) != DEFAULT
+
+
+def test_argparse_switch_needs_no_value(parser):
+    assert OGDMConfig.from_args(parser.parse_args(["--ogdm", "--ogdm-fused"])).fused
+
+
+@pytest.mark.parametrize(("name", "value", "allowed"), [b for b in BAD if b[1] is not True])
+def test_argparse_refuses_bad_values_at_once(parser, capsys, name, value, allowed):
+    text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    with pytest.raises(SystemExit):
+        parser.parse_args([f"{flag(name)}={text}"])
+    message = capsys.readouterr().err
+    assert flag(name) in message and repr(text) in message
+    assert allowed.replace("\\", "") in message
+
+
+def test_argparse_explains_a_bad_switch(parser, capsys):
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--ogdm=perhaps"])
+    message = capsys.readouterr().err
+    assert all(part in message for part in ("--ogdm", "'perhaps'", "true or false"))
+
+
+def test_parsed_flags_may_be_a_dict_with_other_flags_in_it():
+    assert OGDMConfig.from_args({"ogdm": True, "ogdm_k": 0.3, "lr": 1}) == OGDMConfig(k=0.3)
+    assert OGDMConfig.from_args({"ogdm": False, "ogdm_k": 0.3}) is None
+    assert OGDMConfig.from_args({}) is None
+
+
+# ---------------------------------------------------------------- a dict of defaults (ADM's style)
+
+
+def parse_from_dict(defaults, argv):
+    """Flags as trainers make them that know only names and default values."""
+
+    def to_bool(text):
+        return {"true": True, "false": False}[text.lower()]
+
+    parser = argparse.ArgumentParser()
+    for name, default in defaults.items():
+        kind = to_bool if isinstance(default, bool) else type(default)
+        parser.add_argument(f"--{name}", default=default, type=kind)
+    return parser.parse_args(argv)
+
+
+def test_dict_style_off_by_default_and_defaults_are_the_dataclass():
+    defaults = OGDMConfig.argparse_defaults()
+    assert defaults["ogdm"] is False and defaults["ogdm_k"] == 0.2
+    assert list(defaults) == ["ogdm", *(f"ogdm_{name}" for name in NAMES)]
+    assert all(type(value) in (bool, int, float, str) for value in defaults.values())
+    assert OGDMConfig.from_args(parse_from_dict(defaults, [])) is None
+    assert OGDMConfig.from_args(parse_from_dict(defaults, ["--ogdm", "True"])) == DEFAULT
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_dict_style_takes_every_setting(name):
+    text, value = OTHER[name]
+    argv = ["--ogdm", "True", f"--ogdm_{name}", text]
+    config = OGDMConfig.from_args(parse_from_dict(OGDMConfig.argparse_defaults(), argv))
+    assert config == OGDMConfig(**{name: value})
+
+
+def test_dict_style_refuses_bad_values_when_the_config_is_made():
+    argv = ["--ogdm", "True", "--ogdm_k", "1.5"]
+    with pytest.raises(ValueError, match=r"--ogdm-k: 1.5 is not allowed.*\[0, 1\]"):
+        OGDMConfig.from_args(parse_from_dict(OGDMConfig.argparse_defaults(), argv))
+
+
+# ---------------------------------------------------------------- click (EDM's style)
+
+
+def test_click_off_by_default_and_defaults_are_the_dataclass(run_click):
+    assert OGDMConfig.from_args(run_click()) is None
+    assert OGDMConfig.from_args(run_click("--ogdm")) == DEFAULT
+
+
+@pytest.mark.parametrize(("text", "on"), [("True", True), ("1", True), ("0", False)])
+def test_click_switch_takes_a_value_too(run_click, text, on):
+    assert (OGDMConfig.from_args(run_click(f"--ogdm={text}")) is not None) == on
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("spelling", ["dashes", "underscores"])
+def test_click_takes_every_setting(run_click, name, spelling):
+    text, value = OTHER[name]
+    given = flag(name) if spelling == "dashes" else f"--ogdm_{name}"
+    assert OGDMConfig.from_args(run_click("--ogdm", f"{given}={text}")) == OGDMConfig(
+        **{name: value}
+    )
+
+
+def test_click_switch_before_another_flag_swallows_nothing(run_click):
+    config = OGDMConfig.from_args(run_click("--ogdm", "--ogdm-fused", "--ogdm-k", "0.3"))
+    assert config == OGDMConfig(fused=True, k=0.3)
+
+
+@pytest.mark.parametrize(("name", "value", "allowed"), [b for b in BAD if b[1] is not True])
+def test_click_refuses_bad_values_at_once(run_click, name, value, allowed):
+    text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    message = " ".join(run_click(f"{flag(name)}={text}").split())
+    assert flag(name) in message and repr(text) in message
+    assert allowed.replace("\\", "") in message
+
+
+# ---------------------------------------------------------------- all styles are one
+
+
+def test_names_help_and_defaults_are_the_same_everywhere(parser, click_main):
+    actions = {a.dest: a for a in parser._actions if a.dest.startswith("ogdm")}
+    options = {o.name: o for o in click_main.params}
+    defaults = OGDMConfig.argparse_defaults()
+    assert list(actions) == list(options) == list(defaults)
+    for dest, default in defaults.items():
+        assert actions[dest].default == options[dest].default == default
+        assert actions[dest].help == options[dest].help
+        assert actions[dest].metavar == options[dest].metavar
+        assert set(actions[dest].option_strings) == set(options[dest].opts)
+        if dest != "ogdm":
+            assert f"(default: {default})" in actions[dest].help
+
+
+def test_help_lists_every_flag(parser, click_main):
+    from click.testing import CliRunner
+
+    pages = parser.format_help(), CliRunner().invoke(click_main, ["--help"]).output
+    for page in pages:
+        assert all(text in page for text in map(flag, NAMES))
+
+
+# ---------------------------------------------------------------- OmegaConf (LDM's style)
+
+
+def test_omegaconf_node():
+    omegaconf = pytest.importorskip("omegaconf")
+    yaml = "{width: 0.5, ogdm: {k: 0.1, d_betas: [0.5, 0.9], d_width: '${width}', fused: true}}"
+    node = omegaconf.OmegaConf.create(yaml)
+    expected = OGDMConfig(k=0.1, d_betas=(0.5, 0.9), d_width=0.5, fused=True)
+    assert OGDMConfig.from_mapping(node.ogdm) == expected
+    back = omegaconf.OmegaConf.create({"ogdm": expected.to_dict()})
+    assert OGDMConfig.from_mapping(back.ogdm) == expected
+
+
+def test_mapping_of_nothing_is_the_default():
+    assert OGDMConfig.from_mapping({}) == DEFAULT
+
+
+def test_unknown_settings_are_refused_with_the_known_ones():
+    with pytest.raises(ValueError, match="unknown OGDM setting 'gama'.*gamma"):
+        OGDMConfig.from_mapping({"gama": 0.1})
+
+
+def test_bad_values_in_a_mapping_are_refused_too():
+    with pytest.raises(ValueError, match=r"--ogdm-k: 2 is not allowed.*\[0, 1\]"):
+        OGDMConfig.from_mapping({"k": 2})

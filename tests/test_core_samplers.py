@@ -1,0 +1,359 @@
+import math
+
+import pytest
+import torch
+from core_toys import SCHEDULES, Mixture, cosine_vp
+
+from ogdm_core import DISCRETISATIONS, SAMPLERS, DiscreteVP, KarrasVE, sample, steps_for_nfe
+from ogdm_core.samplers import discretise
+
+PAPER = [
+    ("euler", [(25, 25), (20, 20), (15, 15), (10, 10)]),
+    ("s-pndm", [(25, 24), (20, 19), (15, 14), (10, 9)]),
+    ("f-pndm", [(25, 16), (20, 11), (15, 6)]),
+    ("heun", [(35, 18), (25, 13), (19, 10), (15, 8), (11, 6)]),
+    ("stochastic", [(50, 50), (20, 20), (10, 10)]),
+]
+COSTS = [(sampler, nfe, steps) for sampler, pairs in PAPER for nfe, steps in pairs]
+DETERMINISTIC = ["euler", "heun", "s-pndm", "f-pndm"]
+
+
+def noise(n=16, dtype=torch.float64, seed=0):
+    return torch.randn(n, 2, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+# ---------------------------------------------------------------- cost
+
+
+@pytest.mark.parametrize(("sampler", "nfe", "steps"), COSTS)
+def test_steps_are_derived_from_the_papers_nfes(sampler, nfe, steps):
+    assert steps_for_nfe(sampler, nfe) == steps
+
+
+@pytest.mark.parametrize("kind", SCHEDULES)
+@pytest.mark.parametrize(("sampler", "nfe", "steps"), COSTS)
+def test_network_evaluations_are_exactly_nfe_and_never_at_the_data(kind, sampler, nfe, steps):
+    schedule = SCHEDULES[kind]()
+    for discretisation in DISCRETISATIONS:
+        net = Mixture(schedule)
+        path = sample(net, schedule.prior(noise(2)), schedule, sampler, nfe, discretisation,
+                      trajectory=True, generator=torch.Generator())  # fmt: skip
+        assert net.calls == nfe
+        assert len(path) == steps + 1
+        times = torch.stack(net.times)
+        assert bool((times > 0).all()) and bool((times <= schedule.T).all())
+        assert bool((times[0] == schedule.T).all())
+
+
+@pytest.mark.parametrize(("sampler", "nfe", "near"), [
+    ("heun", 10, "9 or 11"), ("heun", 2, "1 or 3"), ("heun", 0, "1"), ("euler", 0, "1"),
+    ("s-pndm", 2, "3"), ("s-pndm", -5, "3"), ("f-pndm", 10, "13"), ("f-pndm", 12, "13"),
+])  # fmt: skip
+def test_an_nfe_that_cannot_be_hit_names_the_nearest(sampler, nfe, near):
+    with pytest.raises(ValueError, match=f"{sampler} cannot run in {nfe} .*nearest.* {near}$"):
+        steps_for_nfe(sampler, nfe)
+    for reachable in map(int, near.split(" or ")):
+        assert SAMPLERS[sampler].nfe(steps_for_nfe(sampler, reachable)) == reachable
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_every_reachable_nfe_is_reached_and_no_other(sampler):
+    schedule, hit = KarrasVE(), []
+    for nfe in range(1, 31):
+        net = Mixture(schedule)
+        try:
+            sample(net, schedule.prior(noise(1)), schedule, sampler, nfe)
+        except ValueError:
+            assert net.calls == 0
+        else:
+            assert net.calls == nfe
+            hit.append(nfe)
+    expected = {"heun": range(1, 31, 2), "s-pndm": range(3, 31), "f-pndm": range(13, 31)}
+    assert hit == list(expected.get(sampler, range(1, 31)))
+
+
+def test_unknown_names_list_the_known():
+    with pytest.raises(ValueError, match="unknown sampler 'plms'; use one of euler, heun, s-pndm"):
+        steps_for_nfe("plms", 10)
+    with pytest.raises(ValueError, match="unknown discretisation 'cosine'.*linear, quadratic"):
+        discretise(KarrasVE(), 10, "cosine")
+
+
+# ---------------------------------------------------------------- discretisation
+
+
+@pytest.mark.parametrize("discretisation", [None, *DISCRETISATIONS])
+@pytest.mark.parametrize("steps", [1, 2, 7, 25, 100])
+@pytest.mark.parametrize("kind", SCHEDULES)
+def test_times_fall_from_T_to_the_data_without_repeating(kind, steps, discretisation):
+    schedule = SCHEDULES[kind]()
+    times = discretise(schedule, steps, discretisation)
+    assert len(times) == steps + 1
+    assert times[0] == pytest.approx(schedule.T) and times[-1] == 0
+    assert all(a > b for a, b in zip(times[:-1], times[1:], strict=True))
+    if kind == "vp":
+        assert all(type(t) is int for t in times)
+
+
+def test_discretisations_worked_by_hand():
+    vp, ve = DiscreteVP.linear(1000), KarrasVE(0.002, 80.0, 7.0)
+    assert discretise(vp, 4) == discretise(vp, 4, "linear") == [1000, 750, 500, 250, 0]
+    assert discretise(vp, 4, "quadratic") == [1000, 562, 250, 62, 0]
+    assert discretise(ve, 4, "linear") == [80, 60, 40, 20, 0]
+    assert discretise(ve, 4, "quadratic") == [80, 45, 20, 5, 0]
+    edm = [(80 ** (1 / 7) + i / 17 * (0.002 ** (1 / 7) - 80 ** (1 / 7))) ** 7 for i in range(18)]
+    assert discretise(ve, 18) == pytest.approx([*edm, 0], rel=1e-12)
+
+
+def test_karras_times_on_a_grid_are_the_nearest_noise_levels():
+    vp = DiscreteVP.linear(1000)
+    times = torch.tensor(discretise(vp, 10, "karras"))
+    sigma = vp.sigma(torch.arange(1, 1001))
+    ve = KarrasVE(float(sigma[0]), float(sigma[-1]))
+    wanted = torch.tensor(discretise(ve, 10)[:-1], dtype=torch.float64)
+    best = (wanted.log()[:, None] - sigma.log()).abs().min(1).values
+    torch.testing.assert_close((vp.sigma(times[:-1]).log() - wanted.log()).abs(), best)
+
+
+@pytest.mark.parametrize("discretisation", DISCRETISATIONS)
+def test_as_many_steps_as_the_grid_has_visit_all_of_it(discretisation):
+    schedule = DiscreteVP.linear(40)
+    assert discretise(schedule, 40, discretisation) == list(range(40, -1, -1))
+    with pytest.raises(ValueError, match="41 steps do not fit on a grid of T = 40"):
+        discretise(schedule, 41, discretisation)
+
+
+# ---------------------------------------------------------------- order of convergence
+
+
+def errors(sampler, schedule, discretisation, counts, x_T):
+    """RMS distance to the exact solution of the mixture's ODE, for each number of steps."""
+    net = Mixture(schedule)
+    T = torch.tensor([schedule.T]) if isinstance(schedule, DiscreteVP) else torch.tensor(
+        [schedule.T], dtype=torch.float64)  # fmt: skip
+    exact = net.solution(x_T / schedule.a(T), float(schedule.sigma(T)))
+    cost = SAMPLERS[sampler].nfe
+    return [
+        float(
+            (sample(net, x_T, schedule, sampler, cost(n), discretisation) - exact).square().mean()
+        )
+        ** 0.5
+        for n in counts
+    ]
+
+
+SMOOTH = {
+    "vp": (lambda: cosine_vp(2**14), "linear"),
+    "ve": (lambda: KarrasVE(1e-5, 20.0), "karras"),
+    "ve-quadratic": (lambda: KarrasVE(1e-5, 5.0), "quadratic"),
+}
+
+
+@pytest.mark.parametrize(("sampler", "order"), [("euler", 1), ("heun", 2), ("s-pndm", 2),
+                                                ("f-pndm", 2)])  # fmt: skip
+@pytest.mark.parametrize("grid", SMOOTH)
+def test_order_of_convergence_on_a_smooth_grid(grid, sampler, order):
+    make, discretisation = SMOOTH[grid]
+    schedule = make()
+    coarse, fine = errors(sampler, schedule, discretisation, (64, 128), schedule.prior(noise()))
+    assert math.log2(coarse / fine) == pytest.approx(order, abs=0.1)
+    assert fine < (0.02 if order == 1 else 1e-3)
+
+
+def test_f_pndm_is_of_fourth_order_where_steps_are_even_in_sigma():
+    # Second order does not see a slip in the higher terms of Runge-Kutta or Adams-Bashforth.
+    schedule = KarrasVE(1e-5, 2.0)
+    coarse, fine = errors("f-pndm", schedule, "linear", (128, 256), schedule.prior(noise()))
+    assert math.log2(coarse / fine) == pytest.approx(4, abs=0.1)
+
+
+def test_quadratic_steps_restore_the_order_on_ddpms_linear_schedule():
+    # sigma is about sqrt(t) near the data: even steps in t are not smooth there, t = f^2 is.
+    schedule = DiscreteVP.linear(2**16)
+    for sampler in ("heun", "f-pndm"):
+        coarse, fine = errors(sampler, schedule, "quadratic", (32, 64), noise())
+        assert math.log2(coarse / fine) == pytest.approx(2, abs=0.2)
+
+
+# ---------------------------------------------------------------- agreement with others
+
+
+@pytest.mark.parametrize("nfe", [10, 25])
+def test_euler_is_diffusers_ddim(nfe):
+    diffusers = pytest.importorskip("diffusers")
+    scheduler = diffusers.DDIMScheduler(
+        beta_schedule="linear", clip_sample=False, set_alpha_to_one=True,
+        timestep_spacing="trailing",
+    )  # fmt: skip
+    scheduler.set_timesteps(nfe)
+    schedule = DiscreteVP(scheduler.alphas_cumprod)
+    net = Mixture(schedule, torch.float32)
+    x_T = x = noise(dtype=torch.float32)
+    for index in scheduler.timesteps:
+        eps = net(x, torch.full((len(x),), int(index) + 1))
+        x = scheduler.step(eps, index, x).prev_sample
+    assert [int(t[0]) - 1 for t in net.times] == scheduler.timesteps.tolist()
+    ours = sample(net, x_T, schedule, "euler", nfe)
+    torch.testing.assert_close(ours, x, rtol=0, atol=1e-5)
+    assert ours.dtype == torch.float32
+
+
+@pytest.mark.parametrize("eta", [1.0, 0.5])
+def test_stochastic_is_diffusers_ddim_with_eta_and_the_same_noise(eta):
+    diffusers = pytest.importorskip("diffusers")
+    scheduler = diffusers.DDIMScheduler(
+        beta_schedule="linear", clip_sample=False, set_alpha_to_one=True,
+        timestep_spacing="trailing",
+    )  # fmt: skip
+    scheduler.set_timesteps(20)
+    schedule = DiscreteVP(scheduler.alphas_cumprod)
+    net = Mixture(schedule, torch.float32)
+    x_T = x = noise(dtype=torch.float32)
+    generator = torch.Generator().manual_seed(5)
+    for index in scheduler.timesteps:
+        eps = net(x, torch.full((len(x),), int(index) + 1))
+        z = torch.randn(x.shape, generator=generator)
+        x = scheduler.step(eps, index, x, eta=eta, variance_noise=z).prev_sample
+    ours = sample(net, x_T, schedule, "stochastic", 20, eta=eta,
+                  generator=torch.Generator().manual_seed(5))  # fmt: skip
+    torch.testing.assert_close(ours, x, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("solver", ["euler", "heun"])
+def test_ve_samplers_are_edms(solver):
+    """The deterministic sampler of Karras et al., written out from their algorithm 1."""
+    steps, low, high, rho = 10, 0.002, 80.0, 7
+    ramp = torch.arange(steps, dtype=torch.float64) / (steps - 1)
+    sigmas = (high ** (1 / rho) + ramp * (low ** (1 / rho) - high ** (1 / rho))) ** rho
+    sigmas = [*sigmas.tolist(), 0.0]
+    schedule = KarrasVE(low, high, rho)
+    net = Mixture(schedule)
+
+    def denoise(x, sigma):
+        return x - sigma * net.eps(x, 1.0, sigma)
+
+    x = noise() * sigmas[0]
+    for now, after in zip(sigmas[:-1], sigmas[1:], strict=True):
+        slope = (x - denoise(x, now)) / now
+        ahead = x + (after - now) * slope
+        if solver == "heun" and after > 0:
+            slope_ahead = (ahead - denoise(ahead, after)) / after
+            ahead = x + (after - now) * (slope / 2 + slope_ahead / 2)
+        x = ahead
+    nfe = SAMPLERS[solver].nfe(steps)
+    ours = sample(net, schedule.prior(noise()), schedule, solver, nfe)
+    torch.testing.assert_close(ours, x, rtol=0, atol=1e-9)
+    net = Mixture(schedule, torch.float32)
+    ours = sample(net, schedule.prior(noise().float()), schedule, solver, nfe)
+    torch.testing.assert_close(ours.double(), x, rtol=0, atol=2e-5)
+
+
+# ---------------------------------------------------------------- stochastic
+
+
+@pytest.mark.parametrize("eta", [0.3, 1.0])
+def test_fresh_noise_makes_up_exactly_for_the_noise_removed(eta):
+    # With all data at 0, eps = x / sigma and x_u must have standard deviation sigma_u.
+    schedule, n = KarrasVE(), 100_000
+    x_T = schedule.prior(torch.randn(n, 1, generator=torch.Generator().manual_seed(0)).double())
+    path = sample(lambda x, t: x / t[:, None], x_T, schedule, "stochastic", 5, eta=eta,
+                  generator=torch.Generator().manual_seed(1), trajectory=True)  # fmt: skip
+    for x, sigma in zip(path, discretise(schedule, 5), strict=True):
+        assert float(x.std()) == pytest.approx(sigma, rel=0.01)
+    fresh = (path[1] - path[0] * float(path[1].norm() / path[0].norm())).std()
+    assert float(fresh) > 0.1 * eta * float(path[1].std())
+
+
+def test_eta_zero_is_euler_and_draws_nothing():
+    for kind in SCHEDULES:
+        schedule = SCHEDULES[kind]()
+        net, x_T = Mixture(schedule), schedule.prior(noise())
+        generator = torch.Generator().manual_seed(0)
+        before = generator.get_state()
+        got = sample(net, x_T, schedule, "stochastic", 12, eta=0.0, generator=generator)
+        torch.testing.assert_close(got, sample(net, x_T, schedule, "euler", 12))
+        assert torch.equal(generator.get_state(), before)
+
+
+def test_the_generator_alone_decides_the_noise():
+    schedule = DiscreteVP.linear()
+    net, x_T, before = Mixture(schedule), noise(), torch.get_rng_state()
+    runs = [
+        sample(net, x_T, schedule, "stochastic", 5, generator=torch.Generator().manual_seed(seed))
+        for seed in (1, 1, 2)
+    ]
+    assert torch.equal(runs[0], runs[1]) and not torch.equal(runs[0], runs[2])
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+# ---------------------------------------------------------------- plumbing
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("kind", SCHEDULES)
+def test_trajectories_begin_at_the_noise_and_end_at_the_sample(kind, sampler):
+    schedule, nfe = SCHEDULES[kind](), 15
+    net, x_T = Mixture(schedule), schedule.prior(noise())
+
+    def run(**kwargs):
+        generator = torch.Generator().manual_seed(0)
+        return sample(net, x_T, schedule, sampler, nfe, generator=generator, **kwargs)
+
+    path = run(trajectory=True)
+    assert path[0] is x_T and torch.equal(path[-1], run())
+    assert len(path) == steps_for_nfe(sampler, nfe) + 1
+    assert all(a.data_ptr() != b.data_ptr() for a, b in zip(path[:-1], path[1:], strict=True))
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("kind", SCHEDULES)
+def test_double_precision_is_kept_to_the_end(kind, sampler):
+    schedule = SCHEDULES[kind]()
+    seen = []
+
+    def net(x, t):
+        seen.append((x.dtype, t.dtype))
+        return x.tanh() * t[:, None].double().cos()
+
+    x = sample(net, schedule.prior(noise()), schedule, sampler, 15)
+    assert x.dtype == torch.float64
+    time = torch.int64 if kind == "vp" else torch.float64
+    assert set(seen) == {(torch.float64, time)}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_times_are_never_less_than_single_precision(dtype):
+    schedule, seen = KarrasVE(), []
+
+    def net(x, t):
+        seen.append((x.dtype, t.dtype))
+        return x * 0
+
+    assert sample(net, schedule.prior(noise().to(dtype)), schedule, "euler", 3).dtype == dtype
+    assert set(seen) == {(dtype, torch.float32)}
+
+
+def test_sampling_builds_no_graph_and_does_not_change_its_input():
+    schedule, weight = KarrasVE(), torch.ones((), requires_grad=True)
+    x_T = schedule.prior(noise())
+    before = x_T.clone()
+    for sampler in SAMPLERS:
+        x = sample(lambda x, t: weight * x, x_T, schedule, sampler, 15)
+        assert not x.requires_grad
+        assert torch.equal(x_T, before)
+
+
+def test_images_of_any_shape():
+    schedule = DiscreteVP.linear()
+    x_T = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(0))
+    for sampler in SAMPLERS:
+        assert sample(lambda x, t: x, x_T, schedule, sampler, 15).shape == x_T.shape
+
+
+def test_the_progress_bar_changes_nothing(capsys):
+    pytest.importorskip("rich")
+    schedule = DiscreteVP.linear()
+    net, x_T = Mixture(schedule), noise()
+    bar = sample(net, x_T, schedule, "heun", 19, progress=True)
+    assert "heun, NFE 19" in capsys.readouterr().out
+    assert torch.equal(bar, sample(net, x_T, schedule, "heun", 19))
