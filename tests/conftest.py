@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from _setup.submodules import State, Submodule, apply_patch, discover, explain, inspect
 
+pytest_plugins = ["setup_house"]  # fixtures for the tests of run/setup.sh
+
 ROOT = Path(__file__).resolve().parents[1]
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 

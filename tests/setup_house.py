@@ -1,0 +1,157 @@
+"""A small house for the tests of run/setup.sh: our scripts, one pinned upstream, one series."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+URL = "https://upstream.invalid/acme/widget.git"
+REASON = (
+    "Make the widget talk, because a silent widget cannot be tested at all by anybody.\n\n"
+    "Nothing gentler would do: it has no hook that our own code could be called from."
+)
+TRAIN = "".join(f"line {n} of train\n" for n in range(1, 21))
+MODEL = "".join(f"line {n} of model\n" for n in range(1, 11))
+
+
+def shell(*command, cwd, env=None):
+    """Runs a command that must succeed; returns its stdout."""
+    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, f"{command}: {done.stderr}"
+    return done.stdout
+
+
+class House:
+    """A clone of a repository like ours, whose only upstream is acme/widget."""
+
+    def __init__(self, tmp: Path, model: "House | None" = None):
+        """Builds the house in `tmp`; with a `model`, copies that one, which is quicker."""
+        self.tmp, self.root = tmp, tmp / "house"
+        self.widget = self.root / "third_party" / "widget"
+        self.patches = self.root / "patches" / "widget"
+        self.origin = tmp / "mirror" / "acme" / "widget.git"
+        self.config = tmp / "gitconfig"
+        self.env = {k: v for k, v in os.environ.items() if not k.startswith(("OGDM_", "GIT_"))}
+        self.env |= {
+            "GIT_CONFIG_GLOBAL": str(self.config), "GIT_CONFIG_NOSYSTEM": "1",
+            "GIT_AUTHOR_NAME": "a", "GIT_AUTHOR_EMAIL": "a@a.invalid",
+            "GIT_COMMITTER_NAME": "a", "GIT_COMMITTER_EMAIL": "a@a.invalid",
+        }  # fmt: skip
+        if model:
+            shutil.copytree(model.tmp, tmp, symlinks=True, dirs_exist_ok=True)
+            self.pin = model.pin
+        self.redirect(self.origin)
+        if not model:
+            self.pin = self._make_upstream()
+            self._make_root()
+
+    def redirect(self, place) -> None:
+        """Makes git look for the upstream's address somewhere else."""
+        self.config.write_text(
+            f'[protocol "file"]\n\tallow = always\n[url "{place}"]\n\tinsteadOf = {URL}\n'
+        )
+
+    def git(self, *args, cwd=None) -> str:
+        return shell("git", *args, cwd=cwd or self.root, env=self.env)
+
+    def _make_upstream(self) -> str:
+        work = self.tmp / "upstream"
+        (work / "lib").mkdir(parents=True)
+        (work / "train.py").write_text(TRAIN)
+        (work / "lib" / "model.py").write_text(MODEL)
+        self.git("init", "-q", cwd=work)
+        self.git("add", ".", cwd=work)
+        self.git("commit", "-q", "-m", "first", cwd=work)
+        pin = self.git("rev-parse", "HEAD", cwd=work).strip()
+        (work / "train.py").write_text(TRAIN + "a later line\n")
+        self.git("commit", "-q", "-a", "-m", "later", cwd=work)
+        self.origin.parent.mkdir(parents=True)
+        self.git("clone", "-q", "--bare", work, self.origin, cwd=self.tmp)
+        return pin
+
+    def _make_root(self) -> None:
+        shutil.copytree(ROOT / "run", self.root / "run", ignore=shutil.ignore_patterns("*.pyc"))
+        (self.root / ".gitmodules").write_text(
+            '[submodule "third_party/widget"]\n'
+            f"\tpath = third_party/widget\n\turl = {URL}\n\tignore = dirty\n"
+        )
+        self.write_patch("0001-train.patch", {"train.py": (TRAIN, {5: ["added to train"]})})
+        both = {"lib/model.py": (MODEL, {0: ["first"], 10: ["last", ""]})}
+        self.write_patch("0002-model.patch", both)
+        self.git("init", "-q", cwd=self.tmp / "house")
+        self.git("update-index", "--add", "--cacheinfo", f"160000,{self.pin},third_party/widget")
+        self.git("add", ".gitmodules", "run", "patches")
+        self.git("commit", "-q", "-m", "house")
+
+    def write_patch(self, name: str, files: dict, prose: str = REASON, listed: bool = True) -> Path:
+        """files: {path: (old text, {after line: [added lines]})}; the diff is git's own."""
+        self.patches.mkdir(parents=True, exist_ok=True)
+        scratch = self.tmp / "scratch"
+        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.mkdir()
+        self.git("init", "-q", cwd=scratch)
+        for path, (old, _) in files.items():
+            (scratch / path).parent.mkdir(parents=True, exist_ok=True)
+            (scratch / path).write_text(old)
+        self.git("add", ".", cwd=scratch)
+        for path, (old, added) in files.items():
+            (scratch / path).write_text(insert(old, added))
+        diff = self.git("diff", "-U0", cwd=scratch)
+        lines = [
+            " ".join(line.split(" ")[:4]) if line.startswith("@@") else line
+            for line in diff.splitlines()
+        ]
+        file = self.patches / name
+        file.write_text(prose + "\n\n" + "\n".join(lines) + "\n")
+        if listed:
+            with (self.patches / "series").open("a") as series:
+                series.write(f"{name}\n")
+        return file
+
+    def setup(self, *args, **env) -> subprocess.CompletedProcess:
+        """run/setup.sh's Python, without making an environment."""
+        given = [] if any(a.startswith("--") for a in args) else ["--no-env"]
+        return subprocess.run(
+            [sys.executable, self.root / "run" / "_setup", *given, *args],
+            cwd=self.tmp, env=self.env | env, capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+
+    def snapshot(self) -> dict[str, bytes]:
+        """Every file of the submodule's work tree."""
+        files = (file for file in self.widget.rglob("*") if file.is_file())
+        return {str(file.relative_to(self.widget)): file.read_bytes() for file in files}
+
+
+def insert(text: str, added: dict[int, list[str]]) -> str:
+    """`text` with lines added after the given line numbers."""
+    out = list(added.get(0, []))
+    for number, line in enumerate(text.splitlines(), start=1):
+        out += [line, *added.get(number, [])]
+    return "".join(f"{line}\n" for line in out)
+
+
+@pytest.fixture(scope="module")
+def model_house(tmp_path_factory):
+    return House(tmp_path_factory.mktemp("house"))
+
+
+@pytest.fixture(scope="module")
+def model_patched(tmp_path_factory, model_house):
+    house = House(tmp_path_factory.mktemp("patched"), model_house)
+    done = house.setup()
+    assert done.returncode == 0, done.stderr
+    return house
+
+
+@pytest.fixture
+def house(tmp_path, model_house):
+    return House(tmp_path, model_house)
+
+
+@pytest.fixture
+def patched_house(tmp_path, model_patched):
+    return House(tmp_path, model_patched)

@@ -1,0 +1,241 @@
+"""The environment that run/*.sh make for themselves, without installing anything here."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from _setup import env
+from _setup.submodules import Refusal
+
+ROOT = Path(__file__).resolve().parents[1]
+PYPROJECT = """
+[project]
+name = "ogdm"
+dependencies = ["torch==1"]
+[project.optional-dependencies]
+edm = ["click==8"]
+ldm = ["ogdm[edm]", "omegaconf==2"]
+all = ["ogdm[edm,ldm]"]
+[tool.ogdm.no-deps]
+ldm = ["loner==3"]
+[tool.ruff]
+line-length = 100
+"""
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    """A folder with declarations; commands are recorded and not run, except for making the venv."""
+    for name in ("OGDM_ENV", "OGDM_PYTHON"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "pyproject.toml").write_text(PYPROJECT)
+    (tmp_path / "environment.yml").write_text("name: ogdm\n")
+    monkeypatch.setattr(env, "conda", lambda: None)
+    return tmp_path
+
+
+@pytest.fixture
+def commands(root, monkeypatch):
+    """The commands that would have been run."""
+    seen = []
+
+    def run(command, where, failed, advice):
+        words = [str(word) for word in command]
+        seen.append(words)
+        for folder in (root / ".venv", root / ".conda"):
+            if str(folder) in words:
+                make_python(folder)
+
+    monkeypatch.setattr(env, "_run", run)
+    monkeypatch.setattr(env, "_works", lambda *c: Path(c[0]).exists())
+    return seen
+
+
+def make_python(folder: Path) -> None:
+    (folder / "bin").mkdir(parents=True, exist_ok=True)
+    (folder / "bin" / "python").unlink(missing_ok=True)
+    (folder / "bin" / "python").symlink_to(sys.executable)
+
+
+def installs(commands) -> list[list[str]]:
+    return [command for command in commands if "install" in command]
+
+
+def test_first_run_makes_a_venv_and_installs(root, commands):
+    python = env.ensure(["ldm"], root)
+    assert python == root / ".venv" / "bin" / "python"
+    assert commands[0][1:3] == ["-m", "venv"]
+    with_deps, without = installs(commands)
+    assert with_deps[-2:] == ["--editable", f"{root}[ldm]"]
+    assert without[-2:] == ["--no-deps", "loner==3"]
+
+
+def test_the_second_run_does_nothing(root, commands):
+    env.ensure(["ldm"], root)
+    commands.clear()
+    env.ensure(["ldm"], root)
+    env.ensure(["edm"], root)  # ldm names edm, so it is in
+    env.ensure([], root)
+    assert commands == []
+
+
+def test_extras_add_up(root, commands):
+    env.ensure(["edm"], root)
+    commands.clear()
+    env.ensure(["ldm"], root)
+    assert installs(commands)[0][-1] == f"{root}[edm,ldm]"
+    assert json.loads((root / ".venv" / env.STAMP).read_text())["extras"] == ["edm", "ldm"]
+
+
+def test_no_deps_packages_stay_out_unless_their_extra_is_wanted(root, commands):
+    env.ensure(["edm"], root)
+    assert len(installs(commands)) == 1
+
+
+def test_other_declarations_install_again_but_other_lint_rules_do_not(root, commands):
+    env.ensure(["edm"], root)
+    commands.clear()
+    file = root / "pyproject.toml"
+    file.write_text(file.read_text().replace("line-length = 100", "line-length = 80"))
+    env.ensure(["edm"], root)
+    assert commands == []
+    file.write_text(file.read_text().replace("click==8", "click==9"))
+    env.ensure(["edm"], root)
+    assert installs(commands)
+
+
+def test_an_interrupted_install_is_taken_up_again(root, commands, monkeypatch):
+    env.ensure(["edm"], root)
+    file = root / "pyproject.toml"
+    file.write_text(file.read_text().replace("click==8", "click==9"))
+    recorded = env._run
+
+    def interrupted(command, *rest):
+        if "install" in command:
+            raise KeyboardInterrupt
+        recorded(command, *rest)
+
+    monkeypatch.setattr(env, "_run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        env.ensure(["edm"], root)
+    monkeypatch.setattr(env, "_run", recorded)
+    commands.clear()
+    env.ensure(["edm"], root)
+    assert installs(commands)
+
+
+def test_a_venv_whose_python_is_gone_is_made_anew(root, commands):
+    env.ensure(["edm"], root)
+    python = root / ".venv" / "bin" / "python"
+    python.unlink()
+    python.symlink_to("/does/not/exist/python")
+    commands.clear()
+    env.ensure(["edm"], root)
+    assert commands[0][1:4] == ["-m", "venv", "--clear"]
+    assert installs(commands)
+
+
+def test_an_unknown_extra_is_named(root, commands):
+    with pytest.raises(Refusal, match="no extra 'adn'; known: edm, ldm, all"):
+        env.ensure(["adn"], root)
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [("conda", ["env", "create"]), ("mamba", ["env", "create"]), ("micromamba", ["create"])],
+)
+def test_conda_is_used_where_it_is(root, commands, monkeypatch, program, words):
+    monkeypatch.setattr(env, "conda", lambda: f"/opt/{program}")
+    assert env.ensure(["edm"], root) == root / ".conda" / "bin" / "python"
+    assert commands[0][0] == f"/opt/{program}"
+    assert commands[0][1 : 1 + len(words)] == words
+    assert str(root / "environment.yml") in commands[0]
+    assert commands[1][-3:] == ["--no-deps", "--editable", str(root)]
+    commands.clear()
+    env.ensure(["edm", "ldm"], root)
+    assert commands == [], "conda's environment holds every extra"
+
+
+def test_an_existing_venv_wins_over_conda(root, commands, monkeypatch):
+    env.ensure([], root)
+    monkeypatch.setattr(env, "conda", lambda: "/opt/conda")
+    assert env.ensure([], root) == root / ".venv" / "bin" / "python"
+
+
+def test_ogdm_env_decides(root, commands, monkeypatch):
+    monkeypatch.setattr(env, "conda", lambda: "/opt/conda")
+    monkeypatch.setenv("OGDM_ENV", "venv")
+    assert env.ensure([], root) == root / ".venv" / "bin" / "python"
+    monkeypatch.setenv("OGDM_ENV", "docker")
+    with pytest.raises(Refusal, match="use venv or conda"):
+        env.ensure([], root)
+
+
+def test_ogdm_python_is_used_as_it_is(root, commands, monkeypatch):
+    monkeypatch.setenv("OGDM_PYTHON", sys.executable)
+    assert env.ensure(["edm"], root) == Path(sys.executable)
+    assert commands == []
+    monkeypatch.setenv("OGDM_PYTHON", "no-such-python")
+    with pytest.raises(Refusal, match="OGDM_PYTHON=no-such-python"):
+        env.ensure(["edm"], root)
+
+
+def test_a_failed_command_shows_its_end_and_the_advice(root):
+    (root / ".setup").mkdir()
+    code = "print('many words'); print('the cause'); raise SystemExit(2)"
+    with pytest.raises(Refusal) as caught:
+        env._run([sys.executable, "-c", code], root, "it failed", "Try this.")
+    assert "the cause" in str(caught.value)
+    assert "Try this." in str(caught.value)
+    assert "many words" in (root / ".setup" / "install.log").read_text()
+
+
+def test_python_310_reads_the_declarations_through_pip(root, monkeypatch):
+    expected = env.read_project(root, Path(sys.executable))
+    monkeypatch.setitem(sys.modules, "tomllib", None)
+    try:
+        assert env.read_project(root, Path(sys.executable)) == expected
+    except subprocess.CalledProcessError:
+        pytest.skip("this Python has no pip to borrow a parser from")
+
+
+def bash(script: str, **extra) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", script],
+        cwd=ROOT, env=os.environ | extra, capture_output=True, text=True,
+    )  # fmt: skip
+
+
+def test_scripts_get_the_python_and_the_package():
+    script = """
+        source run/lib.sh
+        ensure_env diffusers
+        "$PYTHON" -c 'import ogdm_core, sys; print(ogdm_core.__file__)'
+        command -v "$(basename "$PYTHON")"
+    """
+    done = bash(script, OGDM_PYTHON=sys.executable)
+    assert done.returncode == 0, done.stderr
+    package, python = done.stdout.splitlines()
+    assert Path(package) == ROOT / "ogdm_core" / "__init__.py"
+    assert python == sys.executable
+
+
+def test_scripts_stop_when_there_is_no_environment():
+    done = bash("source run/lib.sh; ensure_env; echo went on", OGDM_PYTHON="", OGDM_ENV="docker")
+    assert done.returncode == 1
+    assert "use venv or conda" in done.stderr
+    assert "went on" not in done.stdout
+
+
+def test_no_python_is_explained(tmp_path):
+    """With an old Python only, as on a cluster's login node."""
+    old = tmp_path / "python3"
+    old.write_text("#!/bin/sh\nexit 1\n")
+    old.chmod(0o755)
+    script = "source run/lib.sh; ROOT=/nowhere; PATH=$ONLY; base_python"
+    done = bash(script, ONLY=str(tmp_path), OGDM_PYTHON="")
+    assert done.returncode == 1
+    assert "no Python 3.10 or later found" in done.stderr

@@ -1,0 +1,321 @@
+"""run/setup.sh on a small upstream of its own: every state a submodule can be in."""
+
+import socket
+import subprocess
+import time
+
+import pytest
+from _setup import fetch, git
+from _setup.submodules import Submodule, Unreachable
+from setup_house import MODEL, ROOT, TRAIN, URL, insert
+
+TRAIN_PATCHED = insert(TRAIN, {5: ["added to train"]})
+MODEL_PATCHED = insert(MODEL, {0: ["first"], 10: ["last", ""]})
+
+
+def is_patched(house) -> bool:
+    train, model = house.widget / "train.py", house.widget / "lib" / "model.py"
+    return (train.read_text(), model.read_text()) == (TRAIN_PATCHED, MODEL_PATCHED)
+
+
+def test_fetches_at_the_pin_and_patches(patched_house):
+    house = patched_house
+    assert is_patched(house)
+    status = house.git("submodule", "status")
+    assert status.startswith(f" {house.pin} third_party/widget")
+    assert (house.widget / ".git").is_file()
+    assert (house.root / ".git" / "modules" / "third_party" / "widget" / "HEAD").is_file()
+    assert house.git("status", "--porcelain") == ""
+
+
+def test_history_is_left_behind(patched_house):
+    assert patched_house.git("rev-list", "--all", "HEAD", cwd=patched_house.widget).split() == [
+        patched_house.pin
+    ]
+
+
+def test_a_second_run_needs_no_network_and_changes_nothing(patched_house):
+    house = patched_house
+    before = house.snapshot()
+    house.redirect(house.tmp / "nowhere")
+    done = house.setup()
+    assert done.returncode == 0, done.stderr
+    assert house.snapshot() == before
+    assert "patched, 2 of 2" in done.stderr
+
+
+def test_quiet_is_quiet_when_there_is_nothing_to_do(patched_house):
+    done = patched_house.setup("--no-env", "--quiet")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_reverse_gives_back_upstream(patched_house):
+    house = patched_house
+    done = house.setup("--reverse")
+    assert done.returncode == 0, done.stderr
+    assert house.git("status", "--porcelain", "--ignored", cwd=house.widget) == ""
+    assert (house.widget / "train.py").read_text() == TRAIN
+    assert house.setup("--reverse").returncode == 0
+    assert house.setup().returncode == 0
+    assert is_patched(house)
+
+
+def test_reverse_keeps_a_trainers_output(patched_house):
+    (patched_house.widget / "out.txt").write_text("a checkpoint")
+    done = patched_house.setup("--reverse")
+    assert done.returncode == 0
+    assert "out.txt" in done.stdout
+    assert (patched_house.widget / "out.txt").read_text() == "a checkpoint"
+
+
+@pytest.mark.parametrize("flags", [[], ["--reverse"], ["--check"]], ids=" ".join)
+def test_an_edited_tree_is_left_alone(patched_house, flags):
+    house = patched_house
+    (house.widget / "train.py").write_text(TRAIN_PATCHED + "my own work\n")
+    before = house.snapshot()
+    done = house.setup(*flags)
+    assert done.returncode == 1
+    assert "    train.py" in done.stderr
+    assert "--export widget" in done.stderr
+    assert "lib/model.py" not in done.stderr
+    assert house.snapshot() == before
+
+
+def test_another_commit_is_left_alone(patched_house):
+    house = patched_house
+    house.setup("--reverse")
+    house.git("fetch", "-q", "origin", "HEAD", cwd=house.widget)
+    house.git("checkout", "-q", "FETCH_HEAD", cwd=house.widget)
+    before = house.snapshot()
+    done = house.setup()
+    assert done.returncode == 1
+    assert house.pin[:10] in done.stderr
+    assert "git submodule update --checkout third_party/widget" in done.stderr
+    assert house.snapshot() == before
+    house.git("submodule", "update", "--checkout", "third_party/widget")
+    assert house.setup().returncode == 0
+    assert is_patched(house)
+
+
+def test_a_moved_pin_can_be_reversed(patched_house):
+    """After a pull that moves the pin, the patches at the old commit still come out."""
+    house = patched_house
+    moved = house.git("rev-parse", "HEAD", cwd=house.origin).strip()
+    house.git("update-index", "--cacheinfo", f"160000,{moved},third_party/widget")
+    assert house.setup().returncode == 1
+    done = house.setup("--reverse")
+    assert done.returncode == 0, done.stderr
+    assert house.git("status", "--porcelain", cwd=house.widget) == ""
+
+
+def test_a_half_applied_series_is_left_alone_until_reversed(patched_house):
+    house = patched_house
+    (house.widget / "lib" / "model.py").write_text(MODEL)
+    before = house.snapshot()
+    done = house.setup()
+    assert done.returncode == 1
+    assert "has 1 of 2 patches" in done.stderr
+    assert house.snapshot() == before
+    assert house.setup("--reverse").returncode == 0
+    assert house.setup().returncode == 0
+    assert is_patched(house)
+
+
+def test_a_newer_series_replaces_an_older_one(patched_house):
+    house = patched_house
+    (house.patches / "series").write_text("0002-model.patch\n")
+    (house.patches / "0001-train.patch").unlink()
+    house.write_patch("0003-train.patch", {"train.py": (TRAIN, {1: ["another line"]})})
+    assert "earlier series" in house.setup("--status").stdout
+    done = house.setup()
+    assert done.returncode == 0, done.stderr
+    assert (house.widget / "train.py").read_text() == insert(TRAIN, {1: ["another line"]})
+
+
+def test_a_longer_series_is_completed(patched_house):
+    house = patched_house
+    house.write_patch("0003-more.patch", {"train.py": (TRAIN_PATCHED, {1: ["more"]})})
+    done = house.setup()
+    assert done.returncode == 0, done.stderr
+    assert (house.widget / "train.py").read_text() == insert(TRAIN_PATCHED, {1: ["more"]})
+
+
+def test_patches_that_do_not_fit_touch_nothing(house):
+    other = TRAIN.replace("line 1 ", "line one ")
+    house.write_patch("0003-misfit.patch", {"train.py": (other, {2: ["x"]})})
+    done = house.setup()
+    assert done.returncode == 1
+    assert "0003-misfit.patch is for blob" in done.stderr
+    assert (house.widget / "train.py").read_text() == TRAIN
+    assert house.setup("--check").returncode == 1
+
+
+def test_a_patch_may_create_a_file(house):
+    text = "the first line\n"
+    file = house.write_patch("0003-new.patch", {"train.py": (TRAIN_PATCHED, {1: ["x"]})})
+    new = house.tmp / "new.py"
+    new.write_text(text)
+    name = house.git("hash-object", new).strip()
+    file.write_text(
+        "A file of ours beside upstream's, because its launcher only looks in its own folder "
+        "and takes no path.\n\n"
+        f"diff --git a/new.py b/new.py\nnew file mode 100644\nindex {'0' * 40}..{name}\n"
+        "--- /dev/null\n+++ b/new.py\n@@ -0,0 +1 @@\n+the first line\n"
+    )
+    assert house.setup().returncode == 0
+    assert (house.widget / "new.py").read_text() == text
+    assert "patched, 3 of 3" in house.setup("--status").stdout
+    assert house.setup("--reverse").returncode == 0
+    assert not (house.widget / "new.py").exists()
+
+
+def test_an_interrupted_fetch_goes_on(patched_house):
+    house = patched_house
+    house.setup("--reverse")
+    house.git("config", "ogdm.fetching", "true", cwd=house.widget)
+    (house.widget / "train.py").unlink()
+    (house.root / ".git/modules/third_party/widget/index.lock").touch()
+    assert "interrupted" in house.setup("--status").stdout
+    done = house.setup()
+    assert done.returncode == 0, done.stderr
+    assert is_patched(house)
+
+
+def test_a_plain_submodule_update_is_accepted(house):
+    house.git("submodule", "update", "--init", "third_party/widget")
+    house.redirect(house.tmp / "nowhere")
+    done = house.setup()
+    assert done.returncode == 0, done.stderr
+    assert is_patched(house)
+
+
+def test_files_without_git_are_left_alone(house):
+    house.widget.mkdir(parents=True)
+    (house.widget / "train.py").write_text("from an archive")
+    done = house.setup()
+    assert done.returncode == 1
+    assert "no git checkout" in done.stderr
+    assert house.snapshot() == {"train.py": b"from an archive"}
+
+
+@pytest.mark.parametrize("place", ["/does/not/exist", "http://127.0.0.1:9/acme/widget.git"])
+def test_no_network_fails_fast_and_helps(house, place):
+    house.redirect(place)
+    started = time.monotonic()
+    done = house.setup()
+    assert time.monotonic() - started < 15
+    assert done.returncode == 3
+    for word in ("third_party/widget", "OGDM_MIRROR", "run/quickstart.sh", "run/test.sh"):
+        assert word in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_server_that_never_answers_is_given_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(git, "PROBE_SECONDS", 1)
+    git.run("init", "-q", tmp_path, cwd=tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/acme/widget.git"
+        started = time.monotonic()
+        answer = fetch.probe(Submodule("widget", url, "0" * 40, tmp_path))
+    assert isinstance(answer, Unreachable)
+    assert "1 seconds" in str(answer)
+    assert time.monotonic() - started < 5
+
+
+@pytest.mark.parametrize(
+    "place", ["acme/widget.git", "acme/widget", "widget.git", "widget", "acme+widget/repo"]
+)
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_a_mirror_is_used(house, place, scheme):
+    house.redirect("/does/not/exist")
+    mirror = house.tmp / "cluster"
+    (mirror / place).parent.mkdir(parents=True)
+    house.origin.rename(mirror / place)
+    done = house.setup(OGDM_MIRROR=f"{scheme}{mirror}/")
+    assert done.returncode == 0, done.stderr
+    assert is_patched(house)
+
+
+def test_a_mirror_with_a_work_tree_is_used(house):
+    house.redirect("/does/not/exist")
+    mirror = house.tmp / "cluster"
+    house.git("clone", "-q", house.origin, mirror / "widget", cwd=house.tmp)
+    done = house.setup(OGDM_MIRROR=str(mirror))
+    assert done.returncode == 0, done.stderr
+    assert is_patched(house)
+
+
+def test_a_mirror_without_the_repository_says_so(house):
+    done = house.setup(OGDM_MIRROR=str(house.tmp / "empty"))
+    assert done.returncode == 3
+    assert "holds no copy of" in done.stderr
+
+
+def test_a_mirror_without_the_commit_says_so(house):
+    other = house.tmp / "other"
+    other.mkdir()
+    house.git("init", "-q", cwd=other)
+    house.git("commit", "-q", "--allow-empty", "-m", "unrelated", cwd=other)
+    house.redirect(other)
+    done = house.setup()
+    assert done.returncode == 3
+    assert "does not have the pinned commit" in done.stderr
+    house.redirect(house.origin)
+    assert house.setup().returncode == 0, "a later run must go on"
+    assert is_patched(house)
+
+
+def test_check_changes_nothing(house):
+    done = house.setup("--check")
+    assert done.returncode == 0
+    assert f"would fetch {house.pin[:10]}" in done.stdout
+    assert not house.widget.exists()
+    house.setup()
+    house.setup("--reverse")
+    before = house.snapshot()
+    done = house.setup("--check")
+    assert done.returncode == 0
+    assert "would apply" in done.stdout
+    assert house.snapshot() == before
+
+
+def test_check_finds_an_unlawful_patch_without_the_submodule(house):
+    house.write_patch("0003-silent.patch", {"train.py": (TRAIN_PATCHED, {1: ["x"]})}, prose="Why.")
+    done = house.setup("--check")
+    assert done.returncode == 1
+    assert "0003-silent.patch does not open with its reason" in done.stderr
+
+
+def test_diff_shows_reasons_and_context(patched_house):
+    shown = patched_house.setup("--diff").stdout
+    assert "2 patches add 4 lines to 2 files" in shown
+    assert "a silent widget cannot be tested" in shown
+    assert "+added to train" in shown
+    assert " line 5 of train" in shown
+    assert not [line for line in shown.splitlines() if line.startswith("-") and line[:3] != "---"]
+
+
+def test_diff_works_without_the_submodule(house):
+    shown = house.setup("--diff").stdout
+    assert "+added to train" in shown
+
+
+def test_unknown_names_are_refused(house):
+    done = house.setup("gadget")
+    assert done.returncode == 1
+    assert "no submodule 'gadget'; known: widget" in done.stderr
+
+
+def test_an_archive_without_git_says_so(house):
+    (house.root / ".git").rename(house.root / "gone")
+    done = house.setup("--status")
+    assert done.returncode == 1
+    assert "not a git clone" in done.stderr
+
+
+def test_the_script_prints_help():
+    done = subprocess.run([ROOT / "run" / "setup.sh", "--help"], capture_output=True, text=True)
+    assert done.returncode == 0
+    for word in ("--status", "--diff", "--check", "--reverse", "--export", "OGDM_MIRROR"):
+        assert word in done.stdout
+    assert URL not in done.stdout
