@@ -105,26 +105,18 @@ def main(argv: list[str] | None = None) -> int:
 def set_up(subs: list[Submodule], args: argparse.Namespace) -> int:
     """Fetches, patches, then makes the environment; goes as far as it can with each submodule."""
     reports = [inspect(sub) for sub in subs]
-    refused = [report for report in reports if report.state in HANDS_OFF]
-    absent = [report.submodule for report in reports if report.state in TO_FETCH]
-    out_of_reach = {}
-    if absent:
-        say(f"Looking for {', '.join(sub.name for sub in absent)} ...")
-        for name, source in fetch.probe_all(absent).items():
-            sub = next(sub for sub in absent if sub.name == name)
-            try:
-                if isinstance(source, Unreachable):
-                    raise source
-                say(f"Fetching {sub.label} at {sub.pin[:10]} from {source}")
-                fetch.fetch(sub, source)
-            except Unreachable as error:
-                out_of_reach[name] = str(error)
+    out_of_reach = _fetch([r.submodule for r in reports if r.state in TO_FETCH])
+    refused = []
     for report in reports:
-        if report in refused or report.submodule.name in out_of_reach:
-            continue
-        _patch(report.submodule, args.quiet)
-    for report in refused:
-        say(f"\nleft alone: {explain(report)}")
+        if report.state in HANDS_OFF:
+            refused.append(explain(report))
+        elif report.submodule.name not in out_of_reach:
+            try:
+                _patch(report.submodule, args.quiet)
+            except (Refusal, PatchError) as error:
+                refused.append(f"{report.submodule.label}: {error}")
+    for why in refused:
+        say(f"\nleft alone: {why}")
     if out_of_reach:
         say("\n" + show.out_of_reach(out_of_reach))
     if refused or out_of_reach:
@@ -134,6 +126,24 @@ def set_up(subs: list[Submodule], args: argparse.Namespace) -> int:
         if not args.quiet:
             say(f"Python: {python}")
     return 0
+
+
+def _fetch(subs: list[Submodule]) -> dict[str, str]:
+    """Fetches what is missing; returns the reasons for those that are out of reach."""
+    reasons = {}
+    if subs:
+        say(f"Looking for {', '.join(sub.name for sub in subs)} ...")
+        sources = fetch.probe_all(subs)
+    for sub in subs:
+        source = sources[sub.name]
+        try:
+            if isinstance(source, Unreachable):
+                raise source
+            say(f"Fetching {sub.label} at {sub.pin[:10]} from {source}")
+            fetch.fetch(sub, source)
+        except Unreachable as error:
+            reasons[sub.name] = str(error)
+    return reasons
 
 
 def _patch(sub: Submodule, quiet: bool) -> Report:

@@ -7,6 +7,7 @@ detached head at the pin), minus history and minus the files that `SPARSE` leave
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -51,7 +52,7 @@ def probe(sub: Submodule) -> str | Unreachable:
                     cwd=sub.root, timeout=git.PROBE_SECONDS)  # fmt: skip
             return source
         except git.GitError as error:
-            why = Unreachable(f"{source}: {_last_line(error)}")
+            why = Unreachable(f"{source}: {_reason(error)}")
             if "seconds" in str(error):  # a host that does not answer will not answer six times
                 break
     return why
@@ -63,9 +64,11 @@ def probe_all(subs: list[Submodule]) -> dict[str, str | Unreachable]:
         return dict(zip((sub.name for sub in subs), pool.map(probe, subs), strict=True))
 
 
-def _last_line(error: Exception) -> str:
-    lines = [line for line in str(error).splitlines() if line.startswith(("fatal", "error", "no "))]
-    return (lines or str(error).splitlines() or ["no reason given"])[0]
+def _reason(error: Exception) -> str:
+    """The line of git's message that says why, without the address, which is told already."""
+    lines = str(error).splitlines() or ["no reason given"]
+    reasons = [line for line in lines if line.startswith(("fatal", "error"))]
+    return re.sub(r"^(fatal|error): (unable to access '.*?': )?", "", (reasons or lines)[0])
 
 
 def _local_path(source: str, sub: Submodule) -> str | None:
@@ -122,7 +125,7 @@ def fetch(sub: Submodule, source: str) -> None:
         git.run(*_serving(source, sub), "checkout", "--quiet", "--force", "--detach", sub.pin,
                 cwd=sub.path)  # fmt: skip
     except git.GitError as error:
-        raise Unreachable(f"{source}: {_last_line(error)}") from None
+        raise Unreachable(f"{source}: {_reason(error)}") from None
     git.run("submodule", "--quiet", "init", "--", sub.label, cwd=sub.root)
     git.run("config", "--unset-all", "ogdm.fetching", cwd=sub.path)
 
@@ -149,6 +152,6 @@ def _download(sub: Submodule, source: str) -> None:
         try:
             git.run(*options, "origin", cwd=sub.path)
         except git.GitError as error:
-            raise Unreachable(f"{source}: {_last_line(error)}") from None
+            raise Unreachable(f"{source}: {_reason(error)}") from None
     if git.attempt("cat-file", "-e", sub.pin, cwd=sub.path) is None:
         raise Unreachable(f"{source} does not have the pinned commit {sub.pin}")
