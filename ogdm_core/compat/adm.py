@@ -68,6 +68,8 @@ def set_up_together(setup_dist: Callable[[], None]) -> Callable[[], None]:
                 if len(set(hosts)) > 1:
                     _init_gloo(world, hosts[0])
         setup_dist()
+        if world.size > 1:
+            abort_on_error(world)  # again: torch's own hook, now in front, would swallow the report
 
     return set_up
 
