@@ -121,8 +121,8 @@ class Recorded:
         pipe = None if augment_pipe is None else augment
         return self.loss_fn(net=network, images=images, labels=labels, augment_pipe=pipe)
 
-    def __reduce_ex__(self, protocol):
-        return self.loss_fn.__reduce_ex__(protocol)
+    def __reduce__(self):
+        return self.loss_fn.__reduce__()
 
 
 class Plain:
@@ -162,6 +162,8 @@ class Observed(Plain):
         if self.state is None:
             return dataset_sampler
         self.seed = dataset_sampler.seed = self.state["seed"]
+        millions = self.state["nimg"] / 1e6
+        _print(f"OGDM: skipping {millions:g} million images of the shuffled order (4 s each)...")
         return Continued(dataset_sampler, self.state["nimg"] // _world())
 
     def record(self, loss_fn, net) -> Recorded:

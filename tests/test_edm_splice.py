@@ -1,0 +1,289 @@
+"""The EDM splice by itself: no clone of upstream is needed."""
+
+import copy
+import pickle
+
+import click
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+
+from ogdm_core.config import OGDMConfig
+from ogdm_core.presets import PRESETS
+from ogdm_core.splice import edm as splice
+
+
+class Net(torch.nn.Module):
+    """A denoiser with EDM's interface: dropout, class labels and augmentation labels matter."""
+
+    img_channels, img_resolution, label_dim = 1, 8, 3
+    sigma_min, sigma_max, sigma_data = 0, float("inf"), 0.5
+
+    def __init__(self):
+        super().__init__()
+        self.conv = torch.nn.Conv2d(1, 1, 3, padding=1)
+        self.drop = torch.nn.Dropout(0.5)
+        self.calls = []
+
+    def forward(self, x, sigma, class_labels=None, augment_labels=None):
+        self.calls.append((x, sigma, class_labels, augment_labels))
+        shift = class_labels.sum(1) + augment_labels.sum(1)
+        return self.drop(self.conv(x)) + shift.reshape(-1, 1, 1, 1)
+
+
+class Loss:
+    """Shaped like upstream's losses; keeps y and n for the test to look at."""
+
+    def __call__(self, net, images, labels=None, augment_pipe=None):
+        sigma = torch.rand(len(images), 1, 1, 1) + 0.5
+        y, augment_labels = augment_pipe(images) if augment_pipe is not None else (images, None)
+        self.y, self.n = y, torch.randn_like(y) * sigma
+        return (net(y + self.n, sigma, labels, augment_labels=augment_labels) - y) ** 2
+
+
+def flip(images):
+    return images.flip(3), torch.full((len(images), 1), 0.25)
+
+
+def observed(projection="euler", gamma=0.1):
+    config = OGDMConfig(projection=projection, gamma=gamma, k=0.3, d_width=0.02)
+    torch.manual_seed(0)
+    net = Net()
+    session = splice.session(config.to_dict(), 0, torch.device("cpu"), None, None)
+    return session, net, session.record(Loss(), net)
+
+
+def batch():
+    return torch.rand(4, 1, 8, 8), torch.eye(3)[[0, 1, 2, 0]]
+
+
+def test_projection_sees_what_the_loss_saw(monkeypatch):
+    session, net, loss_fn = observed()
+    images, labels = batch()
+    given = {}
+    real_observe = session.observer.observe
+
+    def observe(**kwargs):
+        given.update(kwargs)
+        return real_observe(**kwargs)
+
+    monkeypatch.setattr(session.observer, "observe", observe)
+    loss = loss_fn(net=net, images=images, labels=labels, augment_pipe=flip)
+    session.add_emission(loss)
+    inner = loss_fn.loss_fn
+    x_t, sigma, _, augment_labels = net.calls[0]
+    assert len(net.calls) == 1, "Euler's projection evaluates nothing"
+    assert torch.equal(given["x_0"], images.flip(3))
+    assert torch.equal(augment_labels, torch.full((4, 1), 0.25))
+    assert torch.equal(given["t"], sigma.flatten())
+    assert torch.equal(given["x_t"], inner.y + inner.n)
+    assert torch.allclose(given["eps"], inner.n / sigma, atol=1e-6)
+    assert torch.equal(given["label"], labels)
+    denoised = x_t - sigma * given["eps_t"]
+    assert torch.allclose((denoised - inner.y) ** 2, loss, atol=1e-5)
+
+
+def test_emission_is_added_to_every_pixel_with_weight_gamma():
+    session, net, loss_fn = observed(gamma=0.1)
+    images, labels = batch()
+    loss = loss_fn(net=net, images=images, labels=labels, augment_pipe=flip)
+    more = session.add_emission(loss).sum((1, 2, 3)) - loss.sum((1, 2, 3))
+    session.step()
+    emission = session.observer.per_sample["emission"]
+    assert torch.allclose(more, 0.1 * 1 * 8 * 8 * emission, rtol=1e-3)
+
+
+def test_heun_asks_the_network_once_more_with_the_same_labels_and_dropout():
+    session, net, loss_fn = observed("heun")
+    images, labels = batch()
+    masks = []
+    net.drop.register_forward_hook(lambda module, x, y: masks.append(y == 0))
+    loss = loss_fn(net=net, images=images, labels=labels, augment_pipe=flip)
+    before = torch.get_rng_state()
+    total = session.add_emission(loss)
+    assert torch.equal(torch.get_rng_state(), before), "the trainer's own noise must not change"
+    (_, sigma, *_), (_, u, class_labels, augment_labels) = net.calls
+    assert torch.equal(masks[0], masks[1]) and masks[0].any()
+    assert torch.equal(class_labels, labels)
+    assert torch.equal(augment_labels, torch.full((4, 1), 0.25))
+    assert (u < sigma.flatten()).all()
+    total.sum().backward()
+    assert net.conv.weight.grad.isfinite().all()
+
+
+def test_emission_reaches_the_network_through_both_of_heuns_evaluations():
+    gradients = {}
+    for projection in ("euler", "heun"):
+        session, net, loss_fn = observed(projection)
+        torch.manual_seed(1)
+        images, labels = batch()
+        loss = loss_fn(net=net, images=images, labels=labels, augment_pipe=flip)
+        (session.add_emission(loss) - loss).sum().backward()
+        gradients[projection] = net.conv.weight.grad
+    assert gradients["euler"].abs().max() > 0
+    assert not torch.allclose(gradients["euler"], gradients["heun"], rtol=1e-2)
+
+
+def test_recorded_loss_pickles_as_upstreams_own():
+    _, net, loss_fn = observed()
+    images, labels = batch()
+    loss_fn(net=net, images=images, labels=labels, augment_pipe=flip)
+    assert type(pickle.loads(pickle.dumps(loss_fn))) is Loss
+    assert type(copy.deepcopy(loss_fn)) is Loss
+
+
+def test_without_ogdm_nothing_is_wrapped():
+    session = splice.session(None, 0, torch.device("cpu"), None, None)
+    things = [object() for _ in range(3)]
+    assert session.sampler(things[0]) is things[0]
+    assert session.record(things[1], None) is things[1]
+    assert session.add_emission(things[2]) is things[2]
+    assert session.resume(5, 1) == (5, 1)
+    assert session.report(None) == []
+
+
+def test_noise_range_is_the_networks_own_where_it_has_one():
+    net = Net()
+    assert splice.training_schedule(net).sigma_min == 0.002
+    assert splice.training_schedule(net).sigma_max == 80
+    net.sigma_min, net.sigma_max = 0.02, 100
+    assert splice.training_schedule(net).sigma_min == 0.02
+    assert splice.training_schedule(net).sigma_max == 100
+
+
+def test_a_killed_save_leaves_the_old_file(tmp_path):
+    path = tmp_path / "ogdm-state-000001.pt"
+    path.write_bytes(b"old")
+
+    def fail(f):
+        f.write(b"half")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        splice._replace(path, fail)
+    assert path.read_bytes() == b"old"
+
+
+# ---- flags --------------------------------------------------------------------------------------
+
+
+def options(*args):
+    seen = {}
+
+    @click.command()
+    @click.option("--resume")
+    @splice.train_options
+    def main(**kwargs):
+        seen.update(splice.training_kwargs(kwargs))
+
+    result = CliRunner().invoke(main, args)
+    return seen, result
+
+
+def test_flags_reach_the_loop_and_nothing_does_without_them():
+    assert options()[0] == {}
+    assert options("--lr-rampup=0")[0] == {"lr_rampup_kimg": 0}
+    seen, _ = options("--ogdm", "--ogdm-k=0.3", "--ogdm-projection=heun", "--lr-rampup=0.5")
+    assert seen["lr_rampup_kimg"] == 500
+    assert seen["ogdm"] == OGDMConfig(k=0.3, projection="heun").to_dict()
+
+
+def test_resume_without_the_discriminator_says_what_to_do(tmp_path):
+    seen, result = options("--ogdm", f"--resume={tmp_path}/training-state-000001.pt")
+    assert result.exit_code != 0 and seen == {}
+    for part in ("ogdm-state-000001.pt", "--transfer", "without --ogdm"):
+        assert part in result.output
+
+
+def generate(*args):
+    @click.command()
+    @click.option("--steps", "num_steps", default=18)
+    @click.option("--S_churn", "S_churn", default=0.0)
+    @splice.generate_options
+    def main(device, **kwargs):
+        click.echo(f"{device} {sorted(k for k, v in kwargs.items() if v is not None)}")
+
+    return CliRunner().invoke(main, args)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--sampler=euler"], "--sampler and --nfe go together"),
+        (["--nfe=10"], "--sampler and --nfe go together"),
+        (["--sampler=heun", "--nfe=10"], "9 or 11"),
+        (["--sampler=f-pndm", "--nfe=10"], "13"),
+        (["--sampler=ddim", "--nfe=10"], "s-pndm"),
+        (["--sampler=euler", "--nfe=5", "--steps=5"], "--steps"),
+        (["--sampler=euler", "--nfe=5", "--S_churn=1"], "--S_churn"),
+    ],
+)
+def test_contradictory_sampler_flags_are_refused(args, message):
+    result = generate(*args)
+    assert result.exit_code == 2
+    assert message in result.output
+
+
+def test_generate_flags_are_absent_unless_given():
+    assert "['S_churn', 'num_steps']" in generate().output
+
+
+def test_collection_keeps_the_order_of_the_seeds(tmp_path):
+    path = tmp_path / "deep" / "images.npz"
+    images = np.arange(3 * 4 * 4, dtype=np.uint8).reshape(3, 4, 4, 1)
+    collection = splice.Collection(str(path), seeds=[7, 3, 5])
+    collection.add(torch.tensor([5, 7]), images[[2, 0]], torch.eye(4)[[2, 0]])
+    collection.add(torch.tensor([3]), images[[1]], torch.eye(4)[[1]])
+    collection.write()
+    with np.load(path) as npz:
+        assert npz["arr_0"].dtype == np.uint8
+        assert np.array_equal(npz["arr_0"], images.repeat(3, axis=3))
+        assert npz["arr_1"].tolist() == [0, 1, 2]
+
+
+# ---- presets ------------------------------------------------------------------------------------
+
+
+def test_a_preset_expands_to_the_full_command_line(capsys):
+    args = "cifar10-edm-cond-ogdm-ft --data c.zip --gpus 8 --dry-run --fp16=1"
+    assert splice.main(args.split()) == 0
+    words = capsys.readouterr().out.split()
+    assert words[:3] == ["torchrun", "--standalone", "--nproc_per_node=8"]
+    expected = (
+        "--data=c.zip --cond=1 --arch=ddpmpp --precond=edm --batch=512 --duration=20 --lr-rampup=0 "
+        "--ogdm --ogdm-projection=euler --ogdm-k=0.2 --ogdm-gamma=0.025"
+    )
+    assert set(expected.split()) <= set(words)
+    assert any(word.startswith("--transfer=") and "-cond-" in word for word in words)
+    assert words[-1] == "--fp16=1"
+
+
+def test_every_edm_preset_sets_its_row_of_table_5(tmp_path):
+    names = [name for name, preset in PRESETS.items() if preset.backbone == "edm"]
+    assert len(names) >= 5
+    for name in names:
+        preset = PRESETS[name]
+        words = splice.command(preset, "c.zip", 1, "out", tmp_path)
+        assert ("--ogdm" in words) == preset.ogdm
+        assert f"--cond={int(preset.conditional)}" in words
+        assert f"--duration={preset.images / 1e6:g}" in words
+        assert any(w.startswith("--transfer=") for w in words) == (preset.training == "finetune")
+        if preset.ogdm:
+            args = [w for w in words if w.startswith(("--ogdm", "--lr"))]
+            seen, _ = options(*[a for a in args if not a.startswith("--lr=")])
+            want = OGDMConfig(projection=preset.projection, k=preset.k, gamma=preset.gamma)
+            assert seen["ogdm"] == want.to_dict()
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ("nope --data c.zip --dry-run", "cifar10-edm-ogdm-ft"),
+        ("cifar10-edm-ogdm-ft --data c.zip --edm nowhere", "run/setup.sh"),
+    ],
+)
+def test_a_wrong_preset_or_an_unpatched_clone_says_what_to_do(args, message, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        splice.main(args.split())
+    assert message in capsys.readouterr().err
