@@ -83,14 +83,17 @@ def command_line(script: str, arguments: Sequence[str]) -> str:
 
 
 def save(fig: Figure, path: str | Path, command: str, small_print: bool = True) -> Path:
-    """Writes a PNG that carries the command that made it: as metadata, and in small print.
+    """Writes a PNG that carries the command that made it: as metadata, and in small print, cut
+    where there is no room.
 
     Nothing in the file depends on the time or the machine, so the same command gives the same file.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     if small_print:
-        fig.text(0.005, 0.003, command, fontsize=5, color=GREY, ha="left", va="bottom")
+        room = int(fig.get_figwidth() / 0.043)  # inches a character takes at this size
+        text = command if len(command) <= room else f"{command[: room - 3]} ..."
+        fig.text(0.005, 0.003, text, fontsize=5, color=GREY, ha="left", va="bottom")
     fig.savefig(path, metadata={"Command": command, "Software": None})
     plt.close(fig)
     if path.stat().st_size > LARGEST:

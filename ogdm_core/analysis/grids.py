@@ -1,0 +1,68 @@
+"""Qualitative comparisons (appendix F): samples of every method, FID and recall in the caption."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+
+from torch import Tensor
+
+from . import style
+from .images import show
+from .sources import Method
+
+
+def load_results(path: str | Path) -> list[dict]:
+    """Rows of a results.json, {"rows": [{"method", "sampler", "nfe", "fid", "recall"}, ...]}."""
+    rows = json.loads(Path(path).read_text()).get("rows")
+    wanted = {"method", "sampler", "nfe", "fid", "recall"}
+    if not rows or any(wanted - row.keys() for row in rows):
+        raise ValueError(f"{path}: needs rows, each with {', '.join(sorted(wanted))}")
+    return rows
+
+
+def caption(rows: Sequence[dict], method: str, sampler: str, nfe: int) -> str:
+    """FID and recall of one cell, the mean over its seeds; says so where the file has none."""
+    if not rows:
+        return ""
+    cell = [
+        row
+        for row in rows
+        if row["method"].lower() == method.lower()
+        and row["sampler"] == sampler
+        and row["nfe"] == nfe
+    ]
+    if not cell:
+        return "(FID, recall: not in the results file)"
+    fids, recalls = [row["fid"] for row in cell], [row["recall"] for row in cell]
+    spread = f" ± {stdev(fids):.2f}" if len(fids) > 1 else ""
+    return f"(FID: {fmean(fids):.2f}{spread}, recall: {fmean(recalls):.3f})"
+
+
+def draw(
+    methods: Sequence[Method],
+    samplers: Sequence[str],
+    nfe: int,
+    noise: Tensor,
+    rows: Sequence[dict],
+    path: Path,
+    command: str,
+    columns: int = 10,
+) -> Path:
+    """Methods across, samplers down; every panel starts from the same noise."""
+    lines = -(-len(noise) // columns)
+    width, height = 4.6, 4.6 * lines / columns
+    fig, axes = style.figure(
+        len(samplers), len(methods), squeeze=False,
+        size=(width * len(methods) + 0.2, (height + 0.62) * len(samplers) + 0.15),
+    )  # fmt: skip
+    for line, sampler in zip(axes, samplers, strict=True):
+        for ax, method in zip(line, methods, strict=True):
+            images = method.draw(noise, nfe, sampler)
+            show(ax, images, columns, gap=max(1, images.shape[-1] // 16))
+            name = f"{method.name} + {style.sampler_name(sampler)} (NFE {nfe})"
+            ax.set_xlabel(f"{name}\n{caption(rows, method.name, sampler, nfe)}".strip(), fontsize=9)
+    fig.tight_layout(rect=(0, 0.02, 1, 1))
+    return style.save(fig, path, command)

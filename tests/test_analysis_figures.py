@@ -1,0 +1,347 @@
+import csv
+import json
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("matplotlib")
+pytest.importorskip("PIL")
+
+from PIL import Image  # noqa: E402
+
+from ogdm_core.analysis import figures, grids, neighbours, sources, style, teaser  # noqa: E402
+from ogdm_core.analysis.features import load_features  # noqa: E402
+from ogdm_core.analysis.images import load_images, tile  # noqa: E402
+
+NFES = (2, 4, 8)
+
+
+def smooth(noise, nfe, sampler):
+    """A made-up method: 1 / nfe of its noise is left in the image."""
+    return torch.full_like(noise, 0.5) + noise / nfe
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A tiny U-Net with random weights in diffusers' format."""
+    diffusers = pytest.importorskip("diffusers")
+    folder = tmp_path_factory.mktemp("model")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        unet = diffusers.UNet2DModel(
+            sample_size=8, in_channels=1, out_channels=1, layers_per_block=1, norm_num_groups=4,
+            block_out_channels=(8, 8), down_block_types=("DownBlock2D",) * 2,
+            up_block_types=("UpBlock2D",) * 2, attention_head_dim=4,
+        )  # fmt: skip
+    unet.save_pretrained(folder / "unet")
+    diffusers.DDPMScheduler(num_train_timesteps=50).save_pretrained(folder / "scheduler")
+    return folder
+
+
+def write_npz(path, images):
+    """uint8 NHWC, as ADM's sampling script leaves it."""
+    pixels = ((images.clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8).permute(0, 2, 3, 1)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.savez(path, arr_0=pixels.numpy())
+
+
+@pytest.fixture
+def samples(tmp_path):
+    """Files of two methods, Euler at NFES: `ogdm` moves half as far as `base`."""
+    generator = torch.Generator().manual_seed(3)
+    final = torch.rand(6, 3, 8, 8, generator=generator) - 0.5
+    towards = torch.rand(6, 3, 8, 8, generator=generator) - 0.5
+    for name, size in (("base", 0.8), ("ogdm", 0.4)):
+        for nfe in NFES:
+            far = size * (1 / nfe - 1 / NFES[-1])
+            write_npz(tmp_path / name / f"euler-{nfe}.npz", final + far * towards)
+    return tmp_path
+
+
+def methods_of(folder):
+    return [
+        "--method", f"Baseline={folder}/base/{{sampler}}-{{nfe}}.npz",
+        "--method", f"OGDM={folder}/ogdm/{{sampler}}-{{nfe}}.npz",
+    ]  # fmt: skip
+
+
+def command_in(path):
+    with Image.open(path) as image:
+        return image.text["Command"]
+
+
+# ---------------------------------------------------------------- images and sources
+
+
+def test_tile_places_images_row_by_row():
+    images = torch.tensor([-1.0, 0.0, 1.0]).reshape(3, 1, 1, 1).expand(3, 1, 2, 2)
+    picture = tile(images, columns=2, gap=1)
+    assert picture.shape == (5, 5)
+    assert (picture[:2, :2] == 0).all() and (picture[:2, 3:] == 0.5).all()
+    assert (picture[3:, :2] == 1).all() and (picture[2] == 1).all()
+    assert tile(torch.zeros(1, 3, 2, 2), 1).shape == (2, 2, 3)
+    with pytest.raises(ValueError, match="1 or 3 channels"):
+        tile(torch.zeros(1, 4, 2, 2), 1)
+
+
+def test_npz_and_folder_give_the_same_images(tmp_path):
+    images = torch.rand(4, 3, 8, 8, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    write_npz(tmp_path / "x.npz", images)
+    with np.load(tmp_path / "x.npz") as archive:
+        for i, pixels in enumerate(archive["arr_0"]):
+            (tmp_path / "png").mkdir(exist_ok=True)
+            Image.fromarray(pixels).save(tmp_path / "png" / f"{i:06d}.png")
+    from_npz, from_folder = (load_images(str(tmp_path / name)) for name in ("x.npz", "png"))
+    assert torch.equal(from_npz, from_folder)
+    assert (from_npz - images).abs().max() < 1 / 127
+    assert len(load_images(str(tmp_path / "x.npz"), 2)) == 2
+    with pytest.raises(ValueError, match="holds 4 images, but 5 are wanted"):
+        load_images(str(tmp_path / "x.npz"), 5)
+
+
+def test_a_diffusers_folder_samples_the_same_noise_the_same_way(model):
+    method = sources.load_method(f"A={model}")
+    assert method.name == "A" and method.shape == (1, 8, 8)
+    noise = sources.shared_noise([method], 3, seed=1)
+    assert torch.equal(noise, sources.shared_noise([method], 3, seed=1))
+    assert not torch.equal(noise, sources.shared_noise([method], 3, seed=2))
+    images = method.draw(noise, 4, "euler")
+    assert images.shape == (3, 1, 8, 8) and images.abs().max() <= 1
+    assert torch.equal(images, method.draw(noise, 4, "euler"))
+    assert not torch.equal(images, method.draw(noise, 5, "euler"))
+
+
+def test_methods_that_cannot_share_noise_are_refused():
+    methods = [sources.Method("a", smooth, (1, 8, 8)), sources.Method("b", smooth, (3, 8, 8))]
+    with pytest.raises(ValueError, match="different shapes"):
+        sources.shared_noise(methods, 2, 0)
+
+
+def test_source_errors_name_the_file_and_the_remedy(tmp_path):
+    with pytest.raises(ValueError, match="give NAME=PATH"):
+        sources.load_method("just-a-path")
+    with pytest.raises(ValueError, match=r"this one has \{nfe\}"):
+        sources.load_method("A=x-{nfe}.npz")
+    with pytest.raises(FileNotFoundError, match="no folder"):
+        sources.load_method(f"A={tmp_path}/nothing")
+    method = sources.load_method(f"A={tmp_path}/{{sampler}}-{{nfe}}.npz")
+    with pytest.raises(FileNotFoundError, match=r"euler-7\.npz is missing: A's samples by euler"):
+        method.draw(torch.zeros(2, 0), 7, "euler")
+
+
+def test_features(tmp_path):
+    images = torch.randn(2, 1, 4, 4)
+    assert torch.equal(load_features("pixels")(images), images.flatten(1))
+    assert torch.equal(load_features("torch:sum")(images), images.sum())
+    with pytest.raises(ValueError, match="cannot be imported"):
+        load_features("torch:nothing_of_that_name")
+    with pytest.raises(ValueError, match="give pixels"):
+        load_features("inception")
+    with pytest.raises(FileNotFoundError, match="no such file"):
+        load_features(str(tmp_path / "missing.pt"))
+
+
+def test_the_quickstarts_classifier_gives_features(tmp_path):
+    from ogdm_core.embedded.features import Classifier, save_classifier
+
+    net = Classifier(3, 7).eval()
+    save_classifier(tmp_path / "c.pt", net, 0.9)
+    images = torch.rand(5, 3, 8, 8) * 2 - 1
+    assert torch.equal(load_features(str(tmp_path / "c.pt"))(images), net.features(images))
+
+
+# ---------------------------------------------------------------- Fig. 1
+
+
+def test_drift_is_the_mean_distance_to_the_finest():
+    finest = torch.tensor([[0.0, 0.0], [4.0, 0.0], [0.0, 4.0]])
+    coarse = finest + torch.tensor([[3.0, 4.0], [0.0, 1.0], [0.0, 0.0]])
+    absolute, relative = teaser.drift([coarse, finest], lambda x: x)
+    assert absolute == [2.0, 0.0]
+    assert relative == [pytest.approx(2 / ((4 + 4 + 32**0.5) / 3)), 0.0]
+
+
+def test_rows_are_checked_before_anything_is_sampled():
+    methods = [sources.Method("A", smooth)]
+    rows = teaser.parse_rows(["A:euler", "A:heun:3,5,9"], methods, NFES)
+    assert [row.nfes for row in rows] == [NFES, (3, 5, 9)]
+    for spec, message in (
+        ("B:euler", "no --method 'B'"),
+        ("A:heun", "nearest it can is 1 or 3"),
+        ("A:euler:4,2,8", "ascend"),
+        ("A:euler:2,4", "give 3 NFEs"),
+        ("A:magic", "unknown sampler"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            teaser.parse_rows([spec], methods, NFES)
+
+
+def test_teaser_from_files_of_another_backbone(samples, tmp_path, capsys):
+    out = tmp_path / "out"
+    arguments = ["teaser", *methods_of(samples), "--row", "Baseline:euler", "--row", "OGDM:euler",
+                 "--nfe", *map(str, NFES), "--drift-images", "6", "--out", str(out)]  # fmt: skip
+    assert figures.main(arguments) == 0
+    with (out / "drift.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    drift = {(r["method"], int(r["nfe"])): float(r["relative_drift"]) for r in rows}
+    assert drift["Baseline", 8] == drift["OGDM", 8] == 0
+    assert drift["Baseline", 2] > drift["Baseline", 4] > 0
+    assert drift["OGDM", 2] == pytest.approx(drift["Baseline", 2] / 2, rel=0.05)
+    assert "relative" in capsys.readouterr().out
+    assert command_in(out / "fig1.png").startswith("run/figures.sh teaser --method 'Baseline=")
+
+
+def test_teaser_of_two_models(model, tmp_path):
+    arguments = ["teaser", "--method", f"Baseline={model}", "--method", f"OGDM={model}",
+                 "--nfe", "3", "5", "--drift-images", "4", "--out", str(tmp_path)]  # fmt: skip
+    assert figures.main(arguments) == 0
+    with (tmp_path / "drift.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(r["method"], r["sampler"]) for r in rows[::2]] == [
+        ("Baseline", "euler"), ("OGDM", "euler"), ("Baseline", "s-pndm"), ("OGDM", "s-pndm"),
+    ]  # fmt: skip
+    assert rows[0]["drift"] == rows[2]["drift"] and float(rows[0]["drift"]) > 0
+    assert (tmp_path / "fig1.png").stat().st_size < 300_000
+
+
+def test_the_same_command_gives_the_same_file(samples, tmp_path):
+    arguments = ["grid", *methods_of(samples), "--sampler", "euler", "--nfe", "4", "--images", "6",
+                 "--out", str(tmp_path)]  # fmt: skip
+    assert figures.main(arguments) == 0
+    first = (tmp_path / "grid-nfe4.png").read_bytes()
+    assert figures.main(arguments) == 0
+    assert (tmp_path / "grid-nfe4.png").read_bytes() == first
+
+
+# ---------------------------------------------------------------- grids
+
+
+ROWS = [
+    {"method": "ogdm", "sampler": "euler", "nfe": 10, "fid": 7.0, "recall": 0.5, "seed": 0},
+    {"method": "ogdm", "sampler": "euler", "nfe": 10, "fid": 9.0, "recall": 0.6, "seed": 1},
+    {"method": "control", "sampler": "euler", "nfe": 10, "fid": 12.345, "recall": 0.4, "seed": 0},
+]
+
+
+def test_captions_take_the_mean_over_seeds_and_say_what_is_missing():
+    assert grids.caption(ROWS, "OGDM", "euler", 10) == "(FID: 8.00 ± 1.41, recall: 0.550)"
+    assert grids.caption(ROWS, "control", "euler", 10) == "(FID: 12.35, recall: 0.400)"
+    assert "not in the results file" in grids.caption(ROWS, "control", "heun", 11)
+    assert grids.caption([], "control", "euler", 10) == ""
+
+
+def test_grid_reads_a_results_file(samples, tmp_path, monkeypatch):
+    captions = []
+    plain = grids.caption
+    monkeypatch.setattr(grids, "caption", lambda *a: captions.append(plain(*a)) or captions[-1])
+    rows = [row | {"nfe": 8} for row in ROWS]
+    (tmp_path / "results.json").write_text(json.dumps({"rows": rows}))
+    arguments = ["grid", *methods_of(samples), "--sampler", "euler", "--nfe", "8", "--images", "6",
+                 "--columns", "3", "--results", str(tmp_path / "results.json"),
+                 "--out", str(tmp_path)]  # fmt: skip
+    assert figures.main(arguments) == 0
+    assert captions == ["(FID, recall: not in the results file)",
+                        "(FID: 8.00 ± 1.41, recall: 0.550)"]  # fmt: skip
+    assert "--results" in command_in(tmp_path / "grid-nfe8.png")
+
+
+def test_a_results_file_without_rows_is_refused(tmp_path, capsys):
+    (tmp_path / "results.json").write_text(json.dumps({"rows": [{"method": "a"}]}))
+    arguments = ["grid", "--method", "A=x/{sampler}-{nfe}", "--results",
+                 str(tmp_path / "results.json"), "--out", str(tmp_path)]  # fmt: skip
+    assert figures.main(arguments) == 2
+    assert "needs rows, each with fid" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------- nearest neighbours
+
+
+def test_leave_one_out_does_not_count_an_image_as_its_own_neighbour():
+    train = torch.tensor([[0.0], [1.0], [5.0], [5.0], [5.0]])
+    assert neighbours.leave_one_out(train).tolist() == [1, 1, 0, 0, 0]
+
+
+def test_copies_stand_out_from_new_images():
+    generator = torch.Generator().manual_seed(0)
+    train, held_out, fresh = (torch.randn(300, 4, generator=generator) for _ in range(3))
+    honest = neighbours.memorisation(fresh, train, held_out)
+    assert honest.closer < 0.05 and honest.copies == 0
+    assert honest.p_nearer == pytest.approx(0.5, abs=0.06)
+    alone = neighbours.memorisation(fresh, train, None)
+    assert alone.p_nearer == pytest.approx(0.5, abs=0.06)
+    thief = neighbours.memorisation(train[:100], train, held_out)
+    assert thief.closer == 1 and thief.copies == 100 and thief.p_nearer == 1
+    near_copies = train[:100] + 1e-3
+    assert neighbours.memorisation(near_copies, train, held_out).closer == 1
+
+
+def test_neighbours_command_finds_planted_copies(tmp_path, capsys):
+    generator = torch.Generator().manual_seed(0)
+    train = torch.rand(40, 3, 8, 8, generator=generator) * 2 - 1
+    write_npz(tmp_path / "train.npz", train)
+    new = torch.rand(4, 3, 8, 8, generator=generator) * 2 - 1
+    write_npz(tmp_path / "samples.npz", torch.cat([train[[7, 21]], new]))
+    write_npz(tmp_path / "real.npz", torch.rand(30, 3, 8, 8, generator=generator) * 2 - 1)
+    arguments = ["neighbours", "--train", str(tmp_path / "train.npz"), "--samples",
+                 str(tmp_path / "samples.npz"), "--held-out", str(tmp_path / "real.npz"),
+                 "--images", "4", "--out", str(tmp_path)]  # fmt: skip
+    assert figures.main(arguments) == 0
+    assert "exact copies: 2 of 6" in capsys.readouterr().out
+    with (tmp_path / "neighbours.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 6 * 3
+    assert [(r["train_index"], float(r["distance"])) for r in rows[::3]][:2] == [
+        ("7", 0.0), ("21", 0.0),
+    ]  # fmt: skip
+    for name in ("neighbours.png", "memorisation.png"):
+        assert command_in(tmp_path / name).startswith("run/figures.sh neighbours")
+
+
+def test_neighbours_of_a_model(model, tmp_path):
+    pytest.importorskip("sklearn")
+    arguments = ["neighbours", "--train", "digits", "--method", f"OGDM={model}", "--nfe", "2",
+                 "--count", "5", "--images", "3", "--k", "2", "--out", str(tmp_path)]  # fmt: skip
+    assert figures.main(arguments) == 0
+    assert len((tmp_path / "neighbours.csv").read_text().splitlines()) == 1 + 5 * 2
+
+
+def test_neighbours_wants_samples_from_one_place(tmp_path, capsys):
+    assert figures.main(["neighbours", "--train", "digits", "--out", str(tmp_path)]) == 2
+    assert "either --samples FILE or --method" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------- diagrams and style
+
+
+def test_diagrams(tmp_path):
+    assert figures.main(["diagrams", "--out", str(tmp_path)]) == 0
+    for name in ("graphical_model.png", "discriminator_role.png"):
+        assert (tmp_path / name).stat().st_size < 300_000
+        assert command_in(tmp_path / name) == f"run/figures.sh diagrams --out {tmp_path}"
+
+
+def test_colours_of_methods_differ_and_stay():
+    colours = {style.method_colour(name) for name in ("control", "OGDM", "OGDM (ft)", "Baseline")}
+    assert len(colours) == 4
+    assert style.method_colour("ogdm") == style.method_colour("OGDM", index=5)
+
+
+def test_a_picture_too_large_for_the_repository_is_said(tmp_path, monkeypatch):
+    monkeypatch.setattr(style, "LARGEST", 100)
+    fig, _ = style.figure(size=(1, 1))
+    with pytest.warns(UserWarning, match="Use fewer images"):
+        style.save(fig, tmp_path / "x.png", "a command")
+
+
+def test_pictures_in_the_repository_are_small_and_say_how_they_were_made():
+    from pathlib import Path
+
+    folder = Path(__file__).resolve().parents[1] / "docs" / "figures"
+    pictures = sorted(folder.glob("*.png"))
+    assert pictures
+    for picture in pictures:
+        assert picture.stat().st_size < style.LARGEST, picture
+        command = command_in(picture).split()
+        assert command[0].startswith("run/"), picture
+        assert (folder.parents[1] / command[0]).exists(), picture
