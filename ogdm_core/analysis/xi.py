@@ -25,8 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
-SCAN = 81  # values of xi tried before the best is refined
-BISECTIONS = 25  # of an interval of 2 / 80: xi to 1e-9
+SCAN = 41  # values of xi tried before minima are refined
+BISECTIONS = 25  # of an interval of 2 / 40: xi to 2e-9
 MOST_POINTS = 1_000_000
 
 
@@ -144,15 +144,22 @@ class Problem:
 
     @cached_property
     def xi(self) -> float:
-        """xi(beta): the best of a scan of [0, 1], then the zero of the slope next to it."""
+        """xi(beta): of all local minima of L that a scan of [0, 1] finds, refined, the lowest."""
         grid = np.linspace(0, 1, SCAN)
         chunks = np.array_split(grid, math.ceil(SCAN * len(self.u) / MOST_POINTS))
-        best = int(np.argmin(np.concatenate([self.distance(chunk) for chunk in chunks])))
-        if best == 0 and self.slope(0.0) >= 0:
+        scanned = np.concatenate([self.distance(chunk) for chunk in chunks])
+        fenced = np.concatenate([[np.inf], scanned, [np.inf]])
+        lowest = (scanned <= fenced[:-2]) & (scanned <= fenced[2:])
+        minima = [self._refine(grid, int(i)) for i in np.flatnonzero(lowest)]
+        return min(minima, key=self.distance)
+
+    def _refine(self, grid: Array, index: int) -> float:
+        """The zero of the slope next to grid[index], or the end of [0, 1] if L rises from it."""
+        if index == 0 and self.slope(0.0) >= 0:
             return 0.0
-        if best == SCAN - 1 and self.slope(1.0) <= 0:
+        if index == len(grid) - 1 and self.slope(1.0) <= 0:
             return 1.0
-        low, high = grid[max(best - 1, 0)], grid[min(best + 1, SCAN - 1)]
+        low, high = grid[max(index - 1, 0)], grid[min(index + 1, len(grid) - 1)]
         for _ in range(BISECTIONS):
             middle = (low + high) / 2
             low, high = (low, middle) if self.slope(middle) > 0 else (middle, high)
