@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
 from pytorch_lightning.loggers.tensorboard import _TENSORBOARD_AVAILABLE
 from pytorch_lightning.utilities import rank_zero_info, rank_zero_only, rank_zero_warn
@@ -231,6 +232,12 @@ class OldHooks(pl.Callback):
             hook = getattr(callback, "on_pretrain_routine_start", None)
             if hook is not None and trainer.global_rank == 0:
                 hook(trainer, pl_module)
+        # 1.4 wrote `last.ckpt` over whatever was there; 2.x, unless the file is its own, writes
+        # `last-v1.ckpt` beside it, which `-r RUN` then misses.
+        for callback in trainer.checkpoint_callbacks:
+            if isinstance(callback, ModelCheckpoint):
+                last = callback.CHECKPOINT_NAME_LAST
+                callback.last_model_path = callback.format_checkpoint_name({}, last)
         # Plain tensors stay on the CPU when a module moves, and torch no longer lets an index on
         # another device look into them.
         for name in ("logvar", "cond_ids"):

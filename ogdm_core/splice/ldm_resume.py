@@ -95,9 +95,16 @@ class ExactResume(pl.Callback):
             callback.log_steps = list(steps)
         if self.saved["ema_is_due"]:
             pl_module.on_train_batch_end(None, None, 0)
+        loop = trainer.fit_loop
         if not self.saved["epoch_is_over"]:
-            self._fast_forward(trainer.fit_loop)
+            self._fast_forward(loop)
             self._restore_now()
+        elif loop.restarted_on_epoch_end:
+            # With max_steps the loop ends the finished epoch once more, and would count it twice:
+            # samplers would shuffle the next epoch with the number of the one after.
+            loop.epoch_progress.current.processed -= 1
+            loop.epoch_progress.total.processed -= 1
+            loop.epoch_loop._batches_that_stepped -= 1
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Notes (or restores) the random state before the epoch's loader starts."""
