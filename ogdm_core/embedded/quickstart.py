@@ -51,14 +51,32 @@ JOBS = {
     "digits": Job(
         baseline=("--channels", "24,32", "--steps", "12000", "--lr", "4e-4"),
         finetune=("--lr", "1e-4"),
-        ogdm=("--ogdm-k", "0.3", "--ogdm-gamma", "0.05", "--ogdm-d-width", "0.0625"),
+        ogdm=(
+            "--ogdm-k",
+            "0.3",
+            "--ogdm-gamma",
+            "0.05",
+            "--ogdm-d-width",
+            "0.0625",
+            "--ogdm-fused",
+            "true",
+        ),
         samples=1500,
         shipped=HERE / "baseline-digits",
     ),
     "mnist": Job(
         baseline=("--channels", "24,48,48", "--steps", "8000", "--lr", "4e-4"),
         finetune=("--lr", "1e-4"),
-        ogdm=("--ogdm-k", "0.3", "--ogdm-gamma", "0.05", "--ogdm-d-width", "0.0625"),
+        ogdm=(
+            "--ogdm-k",
+            "0.3",
+            "--ogdm-gamma",
+            "0.05",
+            "--ogdm-d-width",
+            "0.0625",
+            "--ogdm-fused",
+            "true",
+        ),
         samples=1000,
         shipped=None,
     ),
@@ -253,14 +271,12 @@ def given_ogdm_flags(argv: list[str], job: Job) -> list[str]:
     """The job's OGDM flags, with those of the command line in place of theirs."""
     p = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     OGDMConfig.add_arguments(p)
-    _, rest = p.parse_known_args(argv)
-    given = [a for a in argv if a not in rest or a.startswith("--ogdm")]
-    merged = vars(p.parse_known_args([*job.ogdm, *given])[0])
-    config = OGDMConfig.from_args(merged | {"ogdm": True})
-    default = OGDMConfig()
+    merged, _ = p.parse_known_args([*job.ogdm, *argv])
+    config = OGDMConfig.from_args(vars(merged) | {"ogdm": True})
+    default = OGDMConfig().to_dict()
     flags = []
     for name, value in config.to_dict().items():
-        if value != default.to_dict()[name]:
+        if value != default[name]:
             text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
             flags += [f"--ogdm-{name.replace('_', '-')}", text]
     return flags
