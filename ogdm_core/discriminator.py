@@ -84,7 +84,8 @@ def minibatch_std(x: Tensor, parts: int = 1, most: int = 4) -> Tensor:
     n = len(x) // parts
     size = max(g for g in range(1, most + 1) if n % g == 0)
     y = x.detach().float().reshape(-1, size, *x.shape[1:])
-    std = (y.var(1, unbiased=False) + 1e-8).sqrt().mean((1, 2, 3))
+    variance = (y - y.mean(1, keepdim=True)).square().mean(1)
+    std = (variance + 1e-8).sqrt().mean((1, 2, 3))
     std = std.repeat_interleave(size).to(x.dtype).reshape(-1, 1, 1, 1)
     return torch.cat([x, std.expand(-1, 1, *x.shape[2:])], 1)
 

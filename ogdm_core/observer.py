@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -50,6 +51,7 @@ class Observer:
     schedule   noise schedule of the denoiser
     channels   of the (latent) images [N, channels, size, size]
     labels     number of classes that D is told about, 0 for none
+    build      makes D from (channels, size, labels, width); for data that are not images
     """
 
     def __init__(
@@ -60,13 +62,15 @@ class Observer:
         size: int,
         labels: int = 0,
         device: torch.device | str = "cpu",
+        build: Callable[..., torch.nn.Module] = Discriminator,
     ):
         reach(schedule, config.k)
         self.config, self.schedule, self.device = config, schedule, torch.device(device)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(config.seed)  # torch.manual_seed: CUDA's as well
-            D = Discriminator(channels, size, labels, config.d_width)
+            D = build(channels, size, labels, config.d_width)
         self.D = D.to(self.device)
+        self._built_for = {"channels": channels, "size": size, "labels": labels}
         for p in self.D.parameters():
             _broadcast(p)
         self.optimizer = torch.optim.Adam(
@@ -254,9 +258,7 @@ class Observer:
         self._pending.clear()
 
     def _shape(self) -> dict[str, float]:
-        D = self.D
-        return {"channels": D.channels, "size": D.size, "labels": D.labels,
-                "d_width": self.config.d_width}  # fmt: skip
+        return self._built_for | {"d_width": self.config.d_width}
 
     # ---- helpers ------------------------------------------------------------------------------
 

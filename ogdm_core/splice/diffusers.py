@@ -80,6 +80,6 @@ def training_loss(
         t=t,
         eps_t=to_eps(prediction, x_t, t, schedule, kind),
         eps_fn=eps_fn_of(unet, schedule, kind, label),
-        label=label if observer.D.labels else None,
+        label=label,
     )
     return transition + emission.mean(), transition.detach()
