@@ -61,11 +61,15 @@ class House:
     def _make_upstream(self) -> str:
         work = self.tmp / "upstream"
         (work / "lib").mkdir(parents=True)
-        (work / "train.py").write_text(TRAIN)
-        (work / "lib" / "model.py").write_text(MODEL)
+        (work / "assets").mkdir()
+        (work / "assets" / "picture.gif").write_text("large, and read by nobody\n")
         self.git("init", "-q", cwd=work)
         self.git("add", ".", cwd=work)
-        self.git("commit", "-q", "-m", "first", cwd=work)
+        self.git("commit", "-q", "-m", "early", cwd=work)
+        (work / "train.py").write_text(TRAIN)
+        (work / "lib" / "model.py").write_text(MODEL)
+        self.git("add", ".", cwd=work)
+        self.git("commit", "-q", "-m", "pinned", cwd=work)
         pin = self.git("rev-parse", "HEAD", cwd=work).strip()
         (work / "train.py").write_text(TRAIN + "a later line\n")
         self.git("commit", "-q", "-a", "-m", "later", cwd=work)

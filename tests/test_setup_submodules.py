@@ -34,6 +34,20 @@ def test_history_is_left_behind(patched_house):
     ]
 
 
+def test_large_files_that_nobody_reads_are_not_even_fetched(house):
+    """From a mirror whose owner has not allowed filters, as `git clone --mirror` leaves it."""
+    code = house.root / "run" / "_setup" / "submodules.py"
+    code.write_text(code.read_text() + '\nSPARSE["widget"] = ("/*", "!/assets/")\n')
+    done = house.setup()
+    assert done.returncode == 0, done.stderr
+    assert is_patched(house)
+    assert not (house.widget / "assets").exists()
+    assert house.git("submodule", "status").startswith(f" {house.pin}")
+    house.redirect(house.tmp / "nowhere")  # a blob that is not here could be fetched from there
+    objects = house.git("rev-list", "--objects", "--missing=print", "HEAD", cwd=house.widget)
+    assert [line[0] for line in objects.splitlines()].count("?") == 1
+
+
 def test_a_second_run_needs_no_network_and_changes_nothing(patched_house):
     house = patched_house
     before = house.snapshot()
@@ -203,7 +217,7 @@ def test_no_network_fails_fast_and_helps(house, place):
     house.redirect(place)
     started = time.monotonic()
     done = house.setup()
-    assert time.monotonic() - started < 15
+    assert time.monotonic() - started < 30
     assert done.returncode == 3
     for word in ("third_party/widget", "OGDM_MIRROR", "run/quickstart.sh", "run/test.sh"):
         assert word in done.stderr
@@ -219,7 +233,7 @@ def test_a_server_that_never_answers_is_given_up(tmp_path, monkeypatch):
         answer = fetch.probe(Submodule("widget", url, "0" * 40, tmp_path))
     assert isinstance(answer, Unreachable)
     assert "1 seconds" in str(answer)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 10
 
 
 @pytest.mark.parametrize(
