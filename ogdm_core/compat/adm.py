@@ -63,10 +63,9 @@ def set_up_together(setup_dist: Callable[[], None]) -> Callable[[], None]:
         world = MPI.COMM_WORLD
         if world.size > 1:
             abort_on_error(world)
-            if not torch.cuda.is_available() and not dist.is_initialized():
-                hosts = world.allgather(MPI.Get_processor_name())
-                if len(set(hosts)) > 1:
-                    _init_gloo(world, hosts[0])
+            hosts = world.allgather(MPI.Get_processor_name())
+            if len(set(hosts)) > 1 and not dist.is_initialized():
+                _init_gloo_over(hosts, world)
         setup_dist()
         if world.size > 1:
             abort_on_error(world)  # again: torch's own hook, now in front, would swallow the report
@@ -74,14 +73,20 @@ def set_up_together(setup_dist: Callable[[], None]) -> Callable[[], None]:
     return set_up
 
 
-def _init_gloo(world, host: str) -> None:
-    """A gloo group over several hosts; upstream's always meets at localhost."""
+def _init_gloo_over(hosts: list[str], world) -> None:
+    """A gloo group over several hosts without GPUs; upstream's always meets at localhost."""
+    from guided_diffusion import dist_util
+
+    # As upstream does, and before CUDA is first asked: afterwards it would have no effect.
+    os.environ["CUDA_VISIBLE_DEVICES"] = str(world.rank % dist_util.GPUS_PER_NODE)
+    if torch.cuda.is_available():
+        return
     port = None
     if world.rank == 0:
         with socket.socket() as probe:
             probe.bind(("", 0))
             port = probe.getsockname()[1]
-    meeting = f"tcp://{host}:{world.bcast(port)}"
+    meeting = f"tcp://{hosts[0]}:{world.bcast(port)}"
     dist.init_process_group("gloo", init_method=meeting, rank=world.rank, world_size=world.size)
 
 
