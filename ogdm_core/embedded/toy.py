@@ -41,7 +41,7 @@ def data(n: int) -> Tensor:
 
 def distance(x: Tensor) -> Tensor:
     """Distance [N] of points [N, 2, 1, 1] to the spiral."""
-    curve = spiral(torch.linspace(0.25, 1.75, 2000)).flatten(1)
+    curve = spiral(torch.linspace(0.25, 1.75, 8000)).flatten(1)
     return torch.cdist(x.flatten(1), curve).min(1).values
 
 

@@ -1,0 +1,123 @@
+"""The quickstart end to end, small: files, table, honesty about a discriminator at chance."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("diffusers", reason="the diffusers extra is not installed")
+
+from ogdm_core.embedded import evaluate, quickstart, report, toy  # noqa: E402
+from ogdm_core.embedded.data import digits  # noqa: E402
+from ogdm_core.embedded.features import train_classifier  # noqa: E402
+
+SMALL = ["--steps", "4", "--samples", "100"]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    out = tmp_path_factory.mktemp("quickstart")
+    assert quickstart.main(["--out", str(out), *SMALL]) == 0
+    return out
+
+
+def test_it_writes_what_it_promises(finished):
+    results = json.loads((finished / "results.json").read_text())
+    assert {r["method"] for r in results["rows"]} == {"control", "ogdm"}
+    for row in results["rows"]:
+        assert {"method", "sampler", "nfe", "fid", "recall", "seed"} <= set(row)
+        assert row["fid"] > 0 and 0 <= row["recall"] <= 1
+    cells = {(r["sampler"], r["nfe"]) for r in results["rows"]}
+    assert cells == {(s, n) for s, nfes in evaluate.GRID.items() for n in nfes}
+    assert results["command"].startswith("run/quickstart.sh") and results["versions"]["torch"]
+    for name in report.FILES:
+        assert (finished / name).stat().st_size > 1000
+    page = (finished / "report.html").read_text()
+    assert page.count("data:image/png;base64,") == 2
+    assert not re.search(r'(src|href)="https?://', page)
+
+
+def test_a_second_run_does_nothing_and_says_the_same(finished, monkeypatch):
+    before = json.loads((finished / "results.json").read_text())
+    monkeypatch.setattr(quickstart.Runner, "run", lambda *a, **k: pytest.fail("ran a child"))
+    assert quickstart.main(["--out", str(finished), *SMALL]) == 0
+    after = json.loads((finished / "results.json").read_text())
+    assert after["rows"] == before["rows"]
+
+
+def test_the_same_seed_gives_the_same_table(finished, tmp_path, monkeypatch):
+    run = next((finished / "runs").glob("control-*"))
+    monkeypatch.setattr(evaluate, "GRID", {"euler": (5,), "f-pndm": (15,)})
+    argv = [str(run), "--samples", "100", "--classifier", str(finished / "classifier-digits.pt")]
+    evaluate.main([*argv, "--output", str(tmp_path / "again.json")])
+    again = json.loads((tmp_path / "again.json").read_text())["rows"]
+    first = json.loads((run / "evaluation.json").read_text())["rows"]
+    assert all(row in first for row in again)
+
+
+def test_flags_of_the_method_replace_the_defaults_of_the_job():
+    job = quickstart.JOBS["digits"]
+    flags = quickstart.given_ogdm_flags(["--ogdm-gamma", "0.5", "--out", "0.0625"], job)
+    given = dict(zip(flags[::2], flags[1::2], strict=True))
+    assert given["--ogdm-gamma"] == "0.5" and given["--ogdm-k"] == "0.3"
+
+
+@pytest.mark.parametrize(("accuracy", "at_chance"), [(0.5, True), (0.503, True), (0.53, False)])
+def test_a_discriminator_at_chance_is_said_in_plain_words(tmp_path, accuracy, at_chance):
+    lines = [{"d_real_acc": 0.9, "d_fake_acc": 0.9}] * 5
+    lines += [{"d_real_acc": accuracy + 0.1, "d_fake_acc": accuracy - 0.1}] * 5
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    summary = quickstart.observer_summary([tmp_path])
+    assert summary["at_chance"] is at_chance
+    assert ("no better than chance" in summary["words"]) is at_chance
+
+
+def test_a_failing_child_is_named_and_stops_the_rest(tmp_path, capfd):
+    code = quickstart.main(["--out", str(tmp_path), *SMALL, "--ogdm-k", "0.0001"])
+    assert code == 1
+    assert "smallest k that works" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("flags", [["--steps", "0"], ["--samples", "9"], ["--seeds", "a"]])
+def test_bad_flags_are_refused(tmp_path, flags, capsys):
+    with pytest.raises(SystemExit):
+        quickstart.main(["--out", str(tmp_path), *flags])
+    assert flags[0] in capsys.readouterr().err
+
+
+def test_the_table_is_a_mean_over_seeds():
+    row = {"sampler": "euler", "nfe": 5, "recall": 0.5}
+    rows = [row | {"method": "control", "fid": 4.0, "seed": 0},
+            row | {"method": "control", "fid": 6.0, "seed": 1},
+            row | {"method": "ogdm", "fid": 1.0, "seed": 0},
+            row | {"method": "ogdm", "fid": 3.0, "seed": 1}]  # fmt: skip
+    (cell,) = report.cells({"rows": rows})
+    assert cell["control_fid"] == 5.0 and cell["ogdm_fid"] == 2.0 and cell["change"] == -60.0
+
+
+def test_tiles_keep_every_image_apart():
+    canvas = report.tile(np.full((3, 1, 2, 2), -1.0), columns=2)
+    assert canvas.shape == (5, 5)
+    assert (canvas == 0).sum() == 3 * 4
+
+
+def test_the_classifier_tells_digits_apart_and_has_full_rank_features():
+    images = digits()
+    torch.set_num_threads(1)
+    net, accuracy = train_classifier(images, epochs=6)
+    assert accuracy > 0.9
+    features = net.features(images.all())
+    assert torch.linalg.matrix_rank(features.double().T.cov()) == features.shape[1]
+    torch.testing.assert_close(features.var(0).mean(), torch.tensor(1.0))
+
+
+def test_the_toy_measures_distance_to_its_own_data(tmp_path, capsys):
+    torch.manual_seed(0)
+    assert toy.distance(toy.data(500)).max() < 2e-3
+    off = toy.spiral(torch.tensor([1.0])) + torch.tensor([0.1, 0.0])[None, :, None, None]
+    assert 0.05 < float(toy.distance(off)) <= 0.1
+    toy.main(["--out", str(tmp_path), "--pretrain", "3", "--steps", "2"])
+    assert (tmp_path / "toy.png").exists()
+    assert "mean distance" in capsys.readouterr().out

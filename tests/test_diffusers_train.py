@@ -1,0 +1,258 @@
+"""The diffusers backbone: training, stopping, resuming, and what it writes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("diffusers", reason="the diffusers extra is not installed")
+
+from diffusers import (  # noqa: E402
+    DDIMScheduler,
+    DDPMPipeline,
+    DDPMScheduler,
+    DPMSolverMultistepScheduler,
+    PNDMScheduler,
+    UNet2DModel,
+)
+
+from ogdm_core import Observer, OGDMConfig, sample  # noqa: E402
+from ogdm_core.embedded import data as data_sets  # noqa: E402
+from ogdm_core.embedded import train  # noqa: E402
+from ogdm_core.splice.diffusers import (  # noqa: E402
+    eps_fn_of,
+    schedule_of,
+    target_of,
+    to_eps,
+    training_loss,
+)
+
+TINY = ["--channels", "8,8", "--batch-size", "8", "--log-every", "1"]
+OGDM = ["--ogdm", "--ogdm-k", "0.3", "--ogdm-gamma", "0.5", "--ogdm-d-width", "0.02"]
+
+
+@pytest.fixture(autouse=True)
+def fresh_process_state():
+    """accelerate keeps one state a process; a test is a process of its own."""
+    from accelerate.state import AcceleratorState
+
+    torch.set_num_threads(1)
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def run(folder, *flags, steps=4, base=TINY):
+    code = train.main([*base, "--output", str(folder), "--steps", str(steps), *flags])
+    assert code == 0
+    return folder
+
+
+def weights(folder):
+    return UNet2DModel.from_pretrained(folder, subfolder="unet").state_dict()
+
+
+def same(a, b):
+    return all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    return run(tmp_path_factory.mktemp("trained") / "model", *OGDM)
+
+
+@pytest.mark.parametrize("flags", [[], OGDM, [*OGDM, "--ogdm-projection", "heun"]])
+def test_stop_and_resume_is_never_having_stopped(tmp_path, flags):
+    whole = run(tmp_path / "whole", *flags, steps=5)
+    run(tmp_path / "parts", *flags, steps=2)
+    parts = run(tmp_path / "parts", *flags, steps=5)
+    a = torch.load(whole / train.CHECKPOINT, weights_only=True)
+    b = torch.load(parts / train.CHECKPOINT, weights_only=True)
+    assert same(a["unet"], b["unet"]) and same(weights(whole), weights(parts))
+    assert a["history"] == b["history"] and len(a["history"]) == 5
+    if flags:
+        assert same(a["observer"]["discriminator"], b["observer"]["discriminator"])
+
+
+def test_ogdm_and_control_see_the_same_images_and_noise(tmp_path):
+    control = run(tmp_path / "control", steps=1)
+    ogdm = run(tmp_path / "ogdm", *OGDM, steps=1)
+    first = [json.loads((f / "log.jsonl").read_text())["transition"] for f in (control, ogdm)]
+    assert first[0] == first[1]
+    assert not same(weights(control), weights(ogdm))
+
+
+def test_ctrl_c_saves_and_the_same_command_continues(tmp_path):
+    command = [sys.executable, "-m", "ogdm_core.embedded.train", *TINY, *OGDM]
+    command += ["--output", str(tmp_path / "run"), "--steps", "100000"]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    for line in child.stdout:
+        if line.startswith("step 3/"):
+            child.send_signal(signal.SIGINT)
+            break
+    out = child.stdout.read()
+    assert child.wait(60) == 130
+    assert "the same command continues" in out
+    state = torch.load(tmp_path / "run" / train.CHECKPOINT, weights_only=True)
+    assert state["step"] >= 3
+    assert not list((tmp_path / "run").glob("*.part"))
+    run(tmp_path / "run", *OGDM, steps=state["step"] + 1)
+
+
+def test_a_run_is_not_continued_with_other_settings(trained, capsys):
+    with pytest.raises(SystemExit):
+        train.main([*TINY, *OGDM, "--output", str(trained), "--lr", "0.5"])
+    assert "was made with lr = 0.0001, this run has 0.5" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--ogdm", "--ogdm-k", "1.5"], "--ogdm-k"),
+        (["--ogdm", "--ogdm-gamma", "-1"], "a number >= 0"),
+        (["--ogdm", "--ogdm-k", "0.0001"], "smallest k that works is 0.001"),
+        (["--model", "nowhere"], "no folder 'nowhere'"),
+        (["--data", "nowhere"], "no data at 'nowhere'"),
+        (["--steps", "0"], "--steps: 0 is not allowed"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_written(tmp_path, capsys, flags, words):
+    with pytest.raises(SystemExit) as error:
+        train.main([*TINY, "--output", str(tmp_path / "out"), *flags])
+    assert error.value.code == 2
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("scheduler", [DDIMScheduler, PNDMScheduler, DPMSolverMultistepScheduler])
+def test_plain_diffusers_loads_and_samples(trained, scheduler):
+    pipeline = DDPMPipeline.from_pretrained(trained)
+    noise = scheduler.from_config(pipeline.scheduler.config)
+    noise.set_timesteps(5)
+    torch.manual_seed(0)
+    x = torch.randn(2, 1, 8, 8)
+    with torch.no_grad():
+        for t in noise.timesteps:
+            x = noise.step(pipeline.unet(x, t).sample, t, x).prev_sample
+    assert x.shape == (2, 1, 8, 8) and x.isfinite().all()
+
+
+def test_our_euler_is_diffusers_ddim_on_a_trained_model(trained):
+    unet, scheduler = train.load_model(str(trained))
+    schedule = schedule_of(scheduler)
+    noise = torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    ours = sample(eps_fn_of(unet.eval(), schedule), noise, schedule, "euler", nfe=10)
+    ddim = DDIMScheduler.from_config(
+        scheduler.config, timestep_spacing="trailing", clip_sample=False, set_alpha_to_one=True
+    )
+    ddim.set_timesteps(10)
+    x = noise
+    with torch.no_grad():
+        for t in ddim.timesteps:
+            x = ddim.step(unet(x, t).sample, t, x).prev_sample
+    torch.testing.assert_close(ours, x, atol=1e-4, rtol=1e-4)
+
+
+def test_class_labels_reach_the_denoiser_and_d(tmp_path):
+    folder = run(tmp_path / "cond", "--class-cond", *OGDM, steps=1)
+    assert UNet2DModel.from_pretrained(folder, subfolder="unet").config.num_class_embeds == 10
+    state = torch.load(folder / train.CHECKPOINT, weights_only=True)
+    assert state["observer"]["shape"]["labels"] == 10
+    run(tmp_path / "finetuned", "--model", str(folder), *OGDM, steps=1)
+
+
+def test_bf16_and_accumulation_train(tmp_path):
+    folder = run(tmp_path / "bf16", "--mixed-precision", "bf16", "--accumulate", "2", *OGDM)
+    assert all(torch.isfinite(w).all() for w in weights(folder).values())
+
+
+def test_two_processes_average_their_gradients(tmp_path):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    command += ["-m", "ogdm_core.embedded.train", *TINY, "--steps", "1", "--output"]
+    env = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, str(tmp_path / "two")], capture_output=True, text=True, env=env
+    )
+    assert done.returncode == 0, done.stderr
+    two = torch.load(tmp_path / "two" / train.CHECKPOINT, weights_only=True)
+    assert two["run"]["processes"] == 2
+
+    images = data_sets.digits()
+    torch.manual_seed(0)
+    unet = train.build_unet(images, [8, 8], 1, 0)
+    schedule = schedule_of(DDPMScheduler(clip_sample=False))
+    for rank in range(2):
+        torch.manual_seed(rank)
+        x_0 = images.batch(data_sets.batch_index(len(images), 8, 0, 0, rank, 2))
+        t = torch.randint(1, 1001, (8,))
+        loss, _ = training_loss(unet, x_0, torch.randn_like(x_0), t, schedule)
+        (loss / 2).backward()
+    torch.optim.Adam(unet.parameters(), lr=1e-4).step()
+    for name, weight in unet.state_dict().items():
+        torch.testing.assert_close(two["unet"][name], weight, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["epsilon", "sample", "v_prediction"])
+def test_eps_from_every_kind_of_prediction(kind):
+    schedule = schedule_of(DDPMScheduler())
+    x_0, eps = torch.randn(4, 1, 8, 8), torch.randn(4, 1, 8, 8)
+    t = torch.tensor([1, 100, 500, 1000])
+    x_t = schedule.diffuse(x_0, eps, t)
+    target = target_of(x_0, eps, t, schedule, kind)
+    torch.testing.assert_close(to_eps(target, x_t, t, schedule, kind), eps, atol=2e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize(("projection", "evaluations"), [("euler", 1), ("heun", 2)])
+def test_a_step_evaluates_the_network_as_often_as_it_must(projection, evaluations):
+    unet = train.build_unet(data_sets.digits(), [8, 8], 1, 0)
+    calls = []
+    unet.register_forward_hook(lambda *args: calls.append(1))
+    schedule = schedule_of(DDPMScheduler())
+    config = OGDMConfig(k=0.3, d_width=0.02, projection=projection)
+    observer = Observer(config, schedule, 1, 8)
+    x_0, eps = torch.randn(4, 1, 8, 8), torch.randn(4, 1, 8, 8)
+    loss, transition = training_loss(
+        unet, x_0, eps, torch.tensor([5, 100, 500, 1000]), schedule, observer=observer
+    )
+    loss.backward()
+    observer.step()
+    assert len(calls) == evaluations
+    assert float(loss.detach()) > float(transition)
+
+
+def test_data_from_npz_and_folders(tmp_path):
+    from PIL import Image
+
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 8, 8, 3), dtype=np.uint8)
+    np.savez(tmp_path / "set.npz", pixels, np.arange(6) % 2)
+    for i, p in enumerate(pixels):
+        folder = tmp_path / "images" / f"class{i % 2}"
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(p).save(folder / f"{i}.png")
+    from_npz = data_sets.load(str(tmp_path / "set.npz"))
+    from_folder = data_sets.load(str(tmp_path / "images"))
+    assert from_npz.classes == from_folder.classes == 2
+    order = [0, 2, 4, 1, 3, 5]
+    assert torch.equal(from_npz.batch(torch.tensor(order)), from_folder.batch(torch.arange(6)))
+    assert from_folder.batch(torch.arange(6)).abs().max() <= 1
+    with pytest.raises(ValueError, match="holds no arr_0"):
+        np.savez(tmp_path / "bad.npz", x=pixels)
+        data_sets.load(str(tmp_path / "bad.npz"))
+
+
+def test_batches_cover_the_set_once_an_epoch_and_split_over_ranks():
+    n, batch = 10, 4
+    seen = torch.cat([data_sets.batch_index(n, batch, step, seed=3) for step in range(5)])
+    assert seen[:10].sort().values.tolist() == list(range(10))
+    assert seen[10:].sort().values.tolist() == list(range(10))
+    ranks = [data_sets.batch_index(n, 2, 1, seed=3, rank=r, world=2) for r in range(2)]
+    assert torch.cat(ranks).tolist() == seen[4:8].tolist()
+
+
+def test_the_log_has_the_losses_and_ds_accuracy(trained):
+    lines = [json.loads(line) for line in (trained / "log.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2, 3, 4]
+    assert {"transition", "emission", "d_loss", "d_real_acc", "d_fake_acc"} <= set(lines[0])
