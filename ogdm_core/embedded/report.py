@@ -93,7 +93,7 @@ def plot_samples(results: dict, kept: dict[str, dict], path: Path, columns: int 
 
     nfes = (5, 10, 15, 25, 50)
     rows = [(s, m) for s in ("euler", "s-pndm") for m in ("control", "ogdm")]
-    fig, axes = style.figure(len(rows), len(nfes), size=(10, 2.05 * len(rows) * 0.62))
+    fig, axes = style.figure(len(rows), len(nfes), size=(10, 0.5 + 0.68 * len(rows)))
     for line, (sampler, method) in zip(axes, rows, strict=True):
         for ax, nfe in zip(line, nfes, strict=True):
             images = kept[method][f"{sampler}-{nfe}"][: 2 * columns]
