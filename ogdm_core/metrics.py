@@ -21,6 +21,8 @@ from torch import Tensor
 # overflows somewhere in a tile it redoes that tile in single precision, so the tile's size is part
 # of its definition. 10,000 x 10,000 takes 0.4 GB in float32.
 BLOCK = 10_000
+# Where nothing overflows tiles are free, and those that stay in the cache are quickest.
+TILE = 2_500
 ARITHMETICS = ("adm", "float32", "float64")
 
 
@@ -101,12 +103,34 @@ def precision_recall(
     radii_y = manifold_radii(y, k, arithmetic, block)
     x_covered = torch.zeros(len(x), dtype=torch.bool, device=x.device)
     y_covered = torch.zeros(len(y), dtype=torch.bool, device=y.device)
-    for rows in _ranges(len(x), block):
-        for columns in _ranges(len(y), block):
-            d = _squared_distances(x[rows], y[columns], arithmetic)
-            x_covered[rows] |= (d <= radii_y[None, columns]).any(1)
-            y_covered[columns] |= (d <= radii_x[rows, None]).any(0)
+    tile = _tile(block, arithmetic, x, y)
+    for rows in _ranges(len(x), tile):
+        for columns in _ranges(len(y), tile):
+            for i, j in _undecided(x_covered, y_covered, rows, columns, whole=tile == block):
+                d = _squared_distances(x[i], y[j], arithmetic)
+                # A difference keeps the sign of a comparison, and its extremes are quick to find.
+                x_covered[i] |= (radii_y[j] - d).amax(1) >= 0
+                y_covered[j] |= (radii_x[i, None] - d).amax(0) >= 0
     return float(y_covered.double().mean()), float(x_covered.double().mean())
+
+
+def _undecided(
+    x_covered: Tensor, y_covered: Tensor, rows: slice, columns: slice, whole: bool
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Index pairs whose products hold every pair of a tile with an image not yet covered.
+
+    First the uncovered rows with all columns, then the other rows with the columns still uncovered.
+    """
+    i = torch.arange(rows.start, rows.stop, device=x_covered.device)
+    j = torch.arange(columns.start, columns.stop, device=y_covered.device)
+    if whole:
+        yield i, j
+        return
+    open_rows = ~x_covered[rows]
+    for some_i, some_j in ((i[open_rows], j), (i[~open_rows], None)):
+        some_j = j[~y_covered[columns]] if some_j is None else some_j
+        if len(some_i) and len(some_j):
+            yield some_i, some_j
 
 
 def manifold_radii(
@@ -124,16 +148,23 @@ def manifold_radii(
         raise ValueError(
             f"k={k} neighbours of each image need at least {k + 1} images, but there are {len(x)}"
         )
-    radii = []
-    for rows in _ranges(len(x), block):
-        smallest = None
-        for columns in _ranges(len(x), block):
-            d = _squared_distances(x[rows], x[columns], arithmetic)
-            best = d.topk(min(k + 1, d.shape[1]), dim=1, largest=False).values
-            smallest = best if smallest is None else torch.cat([smallest, best], 1)
-            smallest = smallest.topk(min(k + 1, smallest.shape[1]), dim=1, largest=False).values
-        radii.append(smallest.amax(1))
-    return torch.cat(radii)
+    dtype = torch.float64 if arithmetic == "float64" else torch.float32
+    smallest = torch.full((len(x), k + 1), torch.inf, dtype=dtype, device=x.device)
+    tiles = list(_ranges(len(x), _tile(block, arithmetic, x)))
+    for n, rows in enumerate(tiles):
+        for columns in tiles[n:]:
+            d, back = _squared_distances_both_ways(x[rows], x[columns], arithmetic)
+            smallest[rows] = _least(smallest[rows], d)
+            if columns != rows:
+                smallest[columns] = _least(smallest[columns], back)
+    return smallest[:, k]
+
+
+def _least(smallest: Tensor, d: Tensor) -> Tensor:
+    """The K least of each row of smallest [N, K] and d [N, M] together, ascending."""
+    k = smallest.shape[1]
+    best = d.topk(min(k, d.shape[1]), dim=1, largest=False).values.to(smallest.dtype)
+    return torch.cat([smallest, best], 1).sort(dim=1).values[:, :k]
 
 
 def nearest_neighbours(
@@ -169,27 +200,64 @@ def nearest_neighbours(
 
 def _squared_distances(u: Tensor, v: Tensor, arithmetic: str) -> Tensor:
     """|u_i - v_j|^2 as [len(u), len(v)] through one matrix product."""
+    return _squared_distances_both_ways(u, v, arithmetic, back=False)[0]
+
+
+def _squared_distances_both_ways(
+    u: Tensor, v: Tensor, arithmetic: str, back: bool = True
+) -> tuple[Tensor, Tensor | None]:
+    """|u_i - v_j|^2 and, from the same product, |v_j - u_i|^2 as [len(v), len(u)].
+
+    The two differ in half precision, where (|u|^2 - 2uv) + |v|^2 rounds in another order.
+    """
     if arithmetic == "adm":
-        d = _half_squared_distances(u, v)
-        if bool(d.isfinite().all()):
-            return d.float()
-        arithmetic = "float32"
+        both = _expand(*_half_products(u, v), back)
+        if all(bool(d.amax().isfinite()) for d in both if d is not None):
+            return both
+        # ADM's evaluator decides for each direction by itself.
+        single = _squared_distances_both_ways(u, v, "float32", back)
+        return tuple(
+            d if d is None or bool(d.amax().isfinite()) else other
+            for d, other in zip(both, single, strict=True)
+        )
     dtype = torch.float64 if arithmetic == "float64" else torch.float32
     u, v = u.to(dtype), v.to(dtype)
-    d = (u @ v.T).mul_(-2)
-    return d.add_(u.square().sum(1)[:, None]).add_(v.square().sum(1)[None, :]).clamp_(min=0)
+    return _expand(u @ v.T, u.square().sum(1), v.square().sum(1), back)
 
 
-def _half_squared_distances(u: Tensor, v: Tensor) -> Tensor:
-    """The same with every intermediate result rounded to float16, sums accumulated in float32.
+def _half_products(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """u v^T, |u|^2 and |v|^2 with every result rounded to float16, sums accumulated in float32.
 
     Products of halves are exact in float32, so a float32 product of the rounded features, rounded
     once, is what a GPU's half precision product gives; and a CPU is fast at it.
     """
     u, v = u.half(), v.half()
     norm_u, norm_v = (x.square().float().sum(1).half() for x in (u, v))
-    d = (u.float() @ v.float().T).half().mul_(-2)
-    return d.add_(norm_u[:, None]).add_(norm_v[None, :]).clamp_(min=0)
+    return (u.float() @ v.float().T).half(), norm_u, norm_v
+
+
+def _expand(
+    product: Tensor, norm_u: Tensor, norm_v: Tensor, back: bool
+) -> tuple[Tensor, Tensor | None]:
+    """(|u|^2 - 2uv) + |v|^2 and, where wanted, (|v|^2 - 2uv) + |u|^2 transposed; never negative."""
+    product = product.mul_(-2)
+    d = (product + norm_u[:, None]).add_(norm_v[None, :]).clamp_(min=0)
+    if not back:
+        return d, None
+    return d, product.add_(norm_v[None, :]).add_(norm_u[:, None]).clamp_(min=0).T.contiguous()
+
+
+def _tile(block: int, arithmetic: str, *sets: Tensor) -> int:
+    """Rows and columns to compare at once: ADM's block where half precision may overflow.
+
+    All that is computed on the way to a distance is below 4 times the largest squared norm.
+    """
+    if arithmetic == "adm":
+        largest = max(float(part.half().float().square().sum(1).max())
+                      for x in sets for part in x.split(BLOCK))  # fmt: skip
+        if not 4.01 * largest < torch.finfo(torch.float16).max:
+            return block
+    return min(block, TILE)
 
 
 def _ranges(length: int, block: int) -> Iterator[slice]:

@@ -126,20 +126,23 @@ def test_memory_stays_blocked_and_the_answer_does_not_depend_on_the_block(genera
     x = torch.randn(157, 12, generator=generator)
     y = torch.randn(91, 12, generator=generator) * 1.3
     tiles = []
-    plain = metrics._squared_distances
+    plain = metrics._squared_distances_both_ways
 
-    def spy(u, v, arithmetic):
-        tiles.append((len(u), len(v)))
-        return plain(u, v, arithmetic)
+    def spy(u, v, *args, **kwargs):
+        tiles.append(max(len(u), len(v)))
+        return plain(u, v, *args, **kwargs)
 
-    monkeypatch.setattr(metrics, "_squared_distances", spy)
+    monkeypatch.setattr(metrics, "_squared_distances_both_ways", spy)
     whole = metrics.precision_recall(x, y, block=1000)
-    assert max(tiles) == (157, 157)
+    assert max(tiles) == 157
     tiles.clear()
     for block in (7, 16, 90):
         assert metrics.precision_recall(x, y, block=block) == whole
-        assert max(max(tile) for tile in tiles) <= block
+        assert max(tiles) <= block
         tiles.clear()
+    monkeypatch.setattr(metrics, "TILE", 20)
+    assert metrics.precision_recall(x, y, block=1000) == whole
+    assert max(tiles) == 20
     assert 0 < whole[0] < 1 and 0 < whole[1] < 1
 
 
@@ -295,7 +298,7 @@ class Session:
 
 
 @pytest.fixture
-def upstream(pristine, monkeypatch):
+def adm_evaluator(pristine, monkeypatch):
     """guided-diffusion's evaluations/evaluator.py, imported from its submodule."""
     pytest.importorskip("scipy")
     pytest.importorskip("tqdm")
@@ -324,11 +327,21 @@ def inception_like(n, scale, generator, size=256):
     return (codes @ mixing + noise).clamp(min=0)
 
 
-@pytest.mark.parametrize("magnitude", [1.0, 40.0], ids=["half", "overflowing"])
-def test_precision_and_recall_are_exactly_adms(upstream, generator, magnitude):
+@pytest.mark.parametrize("tile", [100, 256])
+@pytest.mark.parametrize(
+    ("magnitude", "outlier"),
+    [(1, 1), (40, 1), (1, 30)],
+    ids=["half", "all overflow", "one overflows"],
+)
+def test_precision_and_recall_are_exactly_adms(
+    adm_evaluator, generator, monkeypatch, magnitude, outlier, tile
+):
+    monkeypatch.setattr(metrics, "TILE", tile)
     x = inception_like(700, 1.0, generator) * magnitude
     y = inception_like(600, 0.8, generator) * magnitude
-    estimator = upstream.ManifoldEstimator(Session(), row_batch_size=256, col_batch_size=256)
+    x[300] *= outlier
+    y[20] *= outlier
+    estimator = adm_evaluator.ManifoldEstimator(Session(), row_batch_size=256, col_batch_size=256)
     a, b = x.numpy(), y.numpy()
     precision, recall = estimator.evaluate_pr(
         a, estimator.manifold_radii(a), b, estimator.manifold_radii(b)
@@ -338,8 +351,8 @@ def test_precision_and_recall_are_exactly_adms(upstream, generator, magnitude):
     assert 0.05 < ours[0] < 0.95 or 0.05 < ours[1] < 0.95
 
 
-def test_default_tiles_are_adms(upstream):
-    estimator = upstream.ManifoldEstimator(Session())
+def test_default_tiles_are_adms(adm_evaluator):
+    estimator = adm_evaluator.ManifoldEstimator(Session())
     assert estimator.row_batch_size == estimator.col_batch_size == metrics.BLOCK
 
 
@@ -347,11 +360,11 @@ def test_default_tiles_are_adms(upstream):
 @pytest.mark.parametrize(
     ("images", "dead"), [(900, []), (200, []), (900, [3, 4])], ids=["full", "few", "dead features"]
 )
-def test_fid_is_adms(upstream, generator, images, dead):
+def test_fid_is_adms(adm_evaluator, generator, images, dead):
     x, y = (inception_like(images, scale, generator) for scale in (1.0, 0.8))
     x[:, dead] = y[:, dead] = 0
     theirs = [
-        upstream.FIDStatistics(np.mean(a, axis=0), np.cov(a, rowvar=False))
+        adm_evaluator.FIDStatistics(np.mean(a, axis=0), np.cov(a, rowvar=False))
         for a in (x.numpy(), y.numpy())
     ]
     assert metrics.fid(x, y) == pytest.approx(theirs[0].frechet_distance(theirs[1]), rel=1e-5)
