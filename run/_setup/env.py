@@ -236,7 +236,7 @@ def _run(command: list, root: Path, failed: str, advice: str) -> None:
     words = [str(word) for word in command]
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
     lines = []
-    with log.open("a") as record:
+    with log.open("a", buffering=1) as record:
         record.write(f"$ {' '.join(words)}\n")
         process = subprocess.Popen(
             words, cwd=root, env=environment, text=True, errors="replace",
