@@ -139,8 +139,9 @@ class Trainer:
         device = self.accelerator.device
         self.unet.to(device).train()
         self.ema = EMAModel(
-            self.unet.parameters(), decay=args.ema, model_cls=type(self.unet),
-            model_config=self.unet.config, foreach=True,
+            self.unet.parameters(), decay=args.ema,
+            min_decay=args.ema if args.model else 0.0,  # a good start needs no warm-up
+            model_cls=type(self.unet), model_config=self.unet.config, foreach=True,
         )  # fmt: skip
         self.optimizer = torch.optim.Adam(self.unet.parameters(), lr=args.lr, foreach=True)
         self.ddp, self.optimizer = self.accelerator.prepare(self.unet, self.optimizer)
