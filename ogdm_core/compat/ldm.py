@@ -27,6 +27,7 @@ def install() -> None:
 
     lightning.install()
     _samplers_on_any_device()
+    _recomputation_under_autocast()
     _encoders_without_clip()
 
 
@@ -204,7 +205,8 @@ class _Unpickler(pickle.Unpickler):
         containers = module == "collections" and name in ("OrderedDict", "defaultdict")
         builtins = module == "builtins" and name in ("set", "frozenset", "complex", "bytearray")
         arrays = root == "numpy" and name in ("scalar", "_reconstruct", "dtype", "ndarray")
-        if tensors or types_of_torch or containers or builtins or arrays:
+        bytes_ = (module, name) == ("_codecs", "encode")  # how numpy's numbers keep theirs
+        if tensors or types_of_torch or containers or builtins or arrays or bytes_:
             return super().find_class(module, name)
         return type(name, (_Inert,), {"__module__": module})
 
@@ -239,6 +241,28 @@ def _samplers_on_any_device() -> None:
         setattr(self, name, table.to(self.model.betas.device) if on_model else table)
 
     DDIMSampler.register_buffer = PLMSSampler.register_buffer = register_buffer
+
+
+def _recomputation_under_autocast() -> None:
+    """Upstream computes attention again in the backward pass, when Lightning's autocast is over.
+
+    Inputs kept in bf16 would meet float32 weights; so what is recomputed carries its autocast.
+    """
+    from ldm.modules.diffusionmodules.util import CheckpointFunction
+
+    forward = CheckpointFunction.forward
+    if hasattr(forward, "plain"):
+        return
+
+    def carrying(ctx, run_function, length, *args):
+        device = args[0].device.type
+        if not torch.is_autocast_enabled(device):
+            return forward(ctx, run_function, length, *args)
+        under = torch.autocast(device, torch.get_autocast_dtype(device))
+        return forward(ctx, under(run_function), length, *args)
+
+    carrying.plain = forward
+    CheckpointFunction.forward = staticmethod(carrying)
 
 
 def _encoders_without_clip() -> None:

@@ -76,7 +76,7 @@ class Trainer(pl.Trainer):
         group.add_argument("--resume_from_checkpoint", default=None, help="checkpoint to continue")
         for name, parameter in inspect.signature(pl.Trainer.__init__).parameters.items():
             if name not in OBJECTS:
-                flag = {"nargs": "?", "const": True} if parameter.default in (True, False) else {}
+                flag = {"nargs": "?", "const": True} if "bool" in str(parameter.annotation) else {}
                 group.add_argument(f"--{name}", type=_literal, default=parameter.default, **flag)
         return parser
 
