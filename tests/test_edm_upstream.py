@@ -249,7 +249,7 @@ def test_end_to_end_on_digits(patched, tmp_path):
     """Baseline, fine-tune with OGDM, three samplers, npz: 32x32 digits, upstream's commands."""
     data = digits(tmp_path / "digits-32x32.zip", size=32)
     edm = patched("edm")
-    args = [*TINY, f"--data={data}", "--batch=200", "--duration=0.001", "--seed=0"]
+    args = [*TINY, "--cres=1,1", f"--data={data}", "--batch=100", "--duration=0.001", "--seed=0"]
     run(edm / "train.py", f"--outdir={tmp_path / 'baseline'}", *args, "--lr-rampup=0")
     baseline = tmp_path / "baseline" / "network-snapshot-000001.pkl"
     tuned = tmp_path / "tuned"

@@ -185,12 +185,12 @@ class Observed(Plain):
         if state is None:
             return nimg, tick
         self.observer.load_state_dict(state["observer"])
-        if len(state["rng"]) == _world():
+        if [len(rng) for rng in state["rng"]] == [1 + len(_cuda(self.device))] * _world():
             _set_rng_state(state["rng"][_rank()], self.device)
         else:
             _print(
-                f"OGDM: the run had {len(state['rng'])} ranks and has {_world()} now; the noise "
-                "starts anew, everything else continues."
+                f"OGDM: the random states of {len(state['rng'])} ranks do not fit this run "
+                f"({_world()} on {self.device.type}); the noise starts anew, all else continues."
             )
         return state["nimg"], state["tick"] + 1
 
