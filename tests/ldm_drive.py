@@ -2,7 +2,8 @@
 
 usage: ldm_drive.py STEPS.json LOGDIR, in the folder of a patched latent-diffusion
 
-A step is {"name", "argv"} and, to continue another run, {"copy"}: its folder is copied first.
+A step is {"name", "argv"} and, to continue another run, {"copy"}: its folder is copied first; with
+{"exit"}, it must end with that status.
 "{NAME}" in an argument stands for the folder of the run of that name.
 """
 
@@ -27,13 +28,16 @@ def main() -> None:
                 (runs[name] / "checkpoints" / "last.ckpt").unlink()
             _barrier()
         sys.argv = [argument.format(**runs) for argument in step["argv"]]
-        print(f"##### {name}: {' '.join(sys.argv)}", flush=True)
+        print(f"@@@@@ {name}: {' '.join(sys.argv)}", flush=True)
         sys.modules.pop("main", None)
-        runpy.run_path(sys.argv[0], run_name="__main__")
+        try:
+            runpy.run_path(sys.argv[0], run_name="__main__")
+        except SystemExit as exit:
+            assert exit.code == step["exit"], exit.code
         _barrier()
         for found in logdir.glob(f"20*_{name}"):
             runs[name] = found
-    print("##### done", flush=True)
+    print("@@@@@ done", flush=True)
 
 
 def _barrier() -> None:

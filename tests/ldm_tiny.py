@@ -100,7 +100,7 @@ def config(ogdm: dict | None = None, **model_params) -> dict:
         "log_images_kwargs": {"ddim_steps": 2, "inpaint": False, "plot_progressive_rows": False},
     }
     return {
-        "model": {"base_learning_rate": 1e-4, "target": target, "params": params | model_params},
+        "model": {"base_learning_rate": 5e-3, "target": target, "params": params | model_params},
         "data": {"target": "main.DataModuleFromConfig", "params": data},
         "lightning": {
             "trainer": {"log_every_n_steps": 1, "enable_progress_bar": False},
@@ -139,6 +139,9 @@ class Blocks(pl.LightningDataModule):
     def __init__(self, batch_size: int, count: int = 32):
         super().__init__()
         self.batch_size, self.datasets = batch_size, {"train": Digits(count)}
+
+    def setup(self, stage: str | None = None) -> None:
+        """Upstream calls it without a stage."""
 
     def train_dataloader(self) -> DataLoader:
         rank, world, n = self.trainer.global_rank, self.trainer.world_size, self.batch_size

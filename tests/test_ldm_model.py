@@ -1,5 +1,6 @@
 """The observed LatentDiffusion and the shims around it, on the real submodule, with tiny models."""
 
+import argparse
 import os
 import re
 import subprocess
@@ -65,6 +66,18 @@ def test_command_lines_split_the_batch_and_keep_the_discretisation():
         ldm.train_argv(preset, gpus=7)
     argv = ldm.sample_argv(preset, "m.ckpt", "s-pndm", 10)
     assert argv[-1] == "quadratic"  # Table 6
+
+
+def test_an_impossible_nfe_is_refused_with_advice():
+    opt = argparse.Namespace(sampler="heun", nfe=6, base=["config.yaml"], resume="model.ckpt")
+    with pytest.raises(SystemExit, match="--nfe: .* nearest it can is 5 or 7"):
+        ldm.prepare(opt)
+
+
+def test_a_checkpoint_without_config_is_refused(tmp_path):
+    opt = argparse.Namespace(sampler="", base=[], resume=str(tmp_path / "a" / "b.ckpt"))
+    with pytest.raises(SystemExit, match="no config.yaml beside"):
+        ldm.prepare(opt)
 
 
 def test_command_line_prints_and_refuses(capsys):

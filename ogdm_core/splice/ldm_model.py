@@ -125,10 +125,11 @@ class OGDMLatentDiffusion(LatentDiffusion):
         lr_scale = float(group["lr"] / group.get("initial_lr", group["lr"]))
         super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
         self.observer.step(lr_scale)
-        if self.global_step % self.trainer.log_every_n_steps == 0 and self.global_rank == 0:
+        step = self.global_step  # counted from 0; Lightning raises it after this hook
+        if (step + 1) % self.trainer.log_every_n_steps == 0 and self.global_rank == 0:
             numbers = observed(self.observer)
             for logger in self.loggers:
-                logger.log_metrics(numbers, step=self.global_step - 1)
+                logger.log_metrics(numbers, step=step)
 
     # ---- 4. state ----------------------------------------------------------------------------
 
