@@ -232,7 +232,7 @@ def _half_products(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     once, is what a GPU's half precision product gives; and a CPU is fast at it.
     """
     u, v = u.half(), v.half()
-    norm_u, norm_v = (x.square().float().sum(1).half() for x in (u, v))
+    norm_u, norm_v = ((x * x).float().sum(1).half() for x in (u, v))
     return (u.float() @ v.float().T).half(), norm_u, norm_v
 
 
