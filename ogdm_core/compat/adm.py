@@ -17,6 +17,7 @@ import os
 import random
 import socket
 import sys
+import time
 import traceback
 import types
 from collections.abc import Callable, Iterable, Iterator
@@ -28,6 +29,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 CHANNEL_MULT = {32: "1,2,2,2"}  # DDPM's for CIFAR-10
+REPORT_SECONDS = 3  # for mpiexec to pass on a failed rank's last words; an abort drops them
 
 
 class _NumpyWithInt(types.ModuleType):
@@ -99,12 +101,14 @@ def abort_on_error(world) -> None:
     pid = os.getpid()
 
     def end_the_job(kind, value, trace) -> None:
-        traceback.print_exception(kind, value, trace)
+        report = "".join(traceback.format_exception(kind, value, trace))
         if os.getpid() != pid:  # a data loader's worker reports to its parent
+            sys.stderr.write(report)
             return
-        print(f"rank {world.rank} failed; ending all {world.size} ranks", file=sys.stderr)
         sys.stdout.flush()
+        sys.stderr.write(f"{report}rank {world.rank} failed; ending all {world.size} ranks\n")
         sys.stderr.flush()
+        time.sleep(REPORT_SECONDS)
         world.Abort(1)
 
     sys.excepthook = end_the_job
