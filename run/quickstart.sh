@@ -6,7 +6,7 @@
 #   run/quickstart.sh                       real 8x8 digits, two fine-tunes of 2000 steps, minutes
 #   run/quickstart.sh --seeds 0,1,2         means over three pairs of fine-tunes
 #   run/quickstart.sh --from-scratch        trains the baseline, too
-#   run/quickstart.sh --data mnist          16x16, under an hour
+#   run/quickstart.sh --data mnist          16x16, with a baseline trained on the spot; longer
 #   run/quickstart.sh --ogdm-adversarial hinge --ogdm-gamma 0.02
 #                                           any setting of the method may be changed
 #   run/quickstart.sh --flags               every flag

@@ -50,7 +50,7 @@ class Job:
 JOBS = {
     "digits": Job(
         baseline=("--channels", "24,32", "--steps", "12000", "--lr", "4e-4"),
-        finetune=("--lr", "1e-4"),
+        finetune=("--lr", "1e-4", "--ema", "0.997"),
         ogdm=(
             "--ogdm-k",
             "0.3",
@@ -66,7 +66,7 @@ JOBS = {
     ),
     "mnist": Job(
         baseline=("--channels", "24,48,48", "--steps", "8000", "--lr", "4e-4"),
-        finetune=("--lr", "1e-4"),
+        finetune=("--lr", "1e-4", "--ema", "0.997"),
         ogdm=(
             "--ogdm-k",
             "0.3",
@@ -92,7 +92,7 @@ def parser() -> argparse.ArgumentParser:
     add = p.add_argument
     add("--out", type=Path, default=Path("out/quickstart"), help="folder to write")
     add("--data", choices=tuple(JOBS), default="digits",
-        help="digits: 8x8, minutes; mnist: 16x16, under an hour (default: digits)")  # fmt: skip
+        help="digits: 8x8, minutes; mnist: 16x16, longer (default: digits)")  # fmt: skip
     add("--seeds", default="0", metavar="0,1,...", help="one pair of fine-tunes each (default: 0)")
     add("--steps", type=int, default=2000, help="steps of each fine-tune (default: 2000)")
     add("--samples", type=int, help="images per sampler and NFE (default: by data set)")
