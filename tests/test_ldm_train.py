@@ -7,13 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-import ldm_tiny
 import numpy as np
 import pytest
 import torch
 import yaml
 from PIL import Image
 
+ldm_tiny = pytest.importorskip("ldm_tiny", reason="pip install -e '.[ldm]' brings Lightning")
 TESTS = Path(__file__).resolve().parent
 SAMPLERS = {"euler": 4, "heun": 5, "s-pndm": 5, "f-pndm": 13, "stochastic": 4}
 QUIET = "lightning.callbacks.image_logger.params.disabled=true"

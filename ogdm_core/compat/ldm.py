@@ -256,7 +256,7 @@ def _recomputation_under_autocast() -> None:
 
     def carrying(ctx, run_function, length, *args):
         device = args[0].device.type
-        if not torch.is_autocast_enabled(device):
+        if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
             return forward(ctx, run_function, length, *args)
         under = torch.autocast(device, torch.get_autocast_dtype(device))
         return forward(ctx, under(run_function), length, *args)
