@@ -749,3 +749,35 @@ def test_the_whole_way_to_the_data_is_a_legal_projection():
         observe(observer, batch, net, s=batch["t"]).sum().backward()
         observer.step()
         assert bool(net.weight.grad.isfinite().all()) and observer.stats()["skipped"] == 0
+
+
+class PointD(torch.nn.Module):
+    """A discriminator of points [N, 2]."""
+
+    def __init__(self, channels, size, labels, width):
+        super().__init__()
+        self.made_of = (channels, size, labels, width)
+        self.layers = torch.nn.Sequential(
+            torch.nn.Linear(channels + 2, 16), torch.nn.SiLU(), torch.nn.Linear(16, 1)
+        )
+
+    def forward(self, x, t, s, label=None, parts=1):
+        return self.layers(torch.cat([x, t[:, None], s[:, None]], 1)).flatten()
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_data_that_are_not_images_bring_their_own_discriminator(fused):
+    config = OGDMConfig(**SMALL | {"fused": fused})
+    observer = Observer(config, DiscreteVP.linear(), 2, 1, build=PointD)
+    assert observer.D.made_of == (2, 1, 0, SMALL["d_width"])
+    x_0, eps = torch.randn(2, 8, 2, generator=torch.Generator().manual_seed(0)).unbind()
+    t = torch.arange(100, 900, 100)
+    x_t = observer.schedule.diffuse(x_0, eps, t)
+    eps_t, before = eps.clone().requires_grad_(), weights(observer.D)
+    observer.observe(x_0=x_0, eps=eps, x_t=x_t, t=t, eps_t=eps_t).sum().backward()
+    observer.step()
+    assert bool(eps_t.grad.any())
+    assert not any(torch.equal(a, b) for a, b in zip(before, weights(observer.D), strict=True))
+    twin = Observer(config, DiscreteVP.linear(), 2, 1, build=PointD)
+    twin.load_state_dict(saved(observer))
+    assert_same(weights(twin.D), weights(observer.D))

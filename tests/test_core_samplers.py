@@ -160,6 +160,32 @@ def test_order_of_convergence_on_a_smooth_grid(grid, sampler, order):
     assert fine < (0.02 if order == 1 else 1e-3)
 
 
+@pytest.mark.parametrize(("sampler", "degree"), [("euler", 0), ("heun", 1), ("s-pndm", 1),
+                                                 ("f-pndm", 3)])  # fmt: skip
+def test_polynomials_in_sigma_are_integrated_exactly_up_to_the_samplers_degree(sampler, degree):
+    schedule = KarrasVE(1e-5, 2.0)
+    for power in range(degree + 2):
+        x_T = torch.zeros(1, 1, dtype=torch.float64)
+        path = sample(lambda x, t, p=power: t[:, None] ** p, x_T, schedule, sampler,
+                      SAMPLERS[sampler].nfe(8), "linear", trajectory=True)  # fmt: skip
+        sigma = torch.linspace(2, 0, 9, dtype=torch.float64)
+        exact = (sigma ** (power + 1) - 2 ** (power + 1)) / (power + 1)
+        # The last of Heun's steps is Euler's.
+        got, exact = torch.cat(path)[:-1, 0], exact[:-1]
+        assert torch.allclose(got, exact, rtol=0, atol=1e-12) == (power <= degree)
+
+
+@pytest.mark.parametrize(("sampler", "terms"), [("euler", 2), ("heun", 3), ("s-pndm", 3),
+                                                ("f-pndm", 5)])  # fmt: skip
+def test_the_first_step_is_the_exponentials_series(sampler, terms):
+    # dx / dsigma = x: a step of h multiplies x by 1 + h + h^2 / 2 + ... up to the start's order.
+    schedule, one = KarrasVE(1e-5, 2.0), torch.ones(1, 1, dtype=torch.float64)
+    path = sample(lambda x, t: x, one, schedule, sampler, SAMPLERS[sampler].nfe(8), "linear",
+                  trajectory=True)  # fmt: skip
+    series = sum((-0.25) ** i / math.factorial(i) for i in range(terms))
+    assert float(path[1]) == pytest.approx(series, rel=1e-12)
+
+
 def test_f_pndm_is_of_fourth_order_where_steps_are_even_in_sigma():
     # Second order does not see a slip in the higher terms of Runge-Kutta or Adams-Bashforth.
     schedule = KarrasVE(1e-5, 2.0)
@@ -196,6 +222,15 @@ def test_euler_is_diffusers_ddim(nfe):
     ours = sample(net, x_T, schedule, "euler", nfe)
     torch.testing.assert_close(ours, x, rtol=0, atol=1e-5)
     assert ours.dtype == torch.float32
+
+
+@pytest.mark.parametrize("steps", [7, 15, 19, 100])
+def test_linear_times_are_diffusers_trailing_ones(steps):
+    # Only times: where steps do not divide T, DDIMScheduler itself steps past the next of them.
+    diffusers = pytest.importorskip("diffusers")
+    scheduler = diffusers.DDIMScheduler(timestep_spacing="trailing")
+    scheduler.set_timesteps(steps)
+    assert discretise(DiscreteVP.linear(), steps)[:-1] == (scheduler.timesteps + 1).tolist()
 
 
 @pytest.mark.parametrize("eta", [1.0, 0.5])
