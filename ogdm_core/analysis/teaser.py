@@ -104,11 +104,12 @@ def draw(
     columns = len(rows[0].nfes)
     _, _, height, width = cells[0][0].shape
     strip = 0.95 * columns * (width + 1) / height
-    fig = style.plt.figure(figsize=(strip * images + 4.6, 0.95 * len(rows) + 0.95))
+    same = len({row.nfes for row in rows}) == 1
+    gap = 0.06 if same else 0.32  # rows with NFEs of their own are labelled one by one
+    fig = style.plt.figure(figsize=(strip * images + 4.6, 0.9 * (1 + gap) * len(rows) + 0.95))
     outer = fig.add_gridspec(1, 2, width_ratios=[strip * images, 3.4], wspace=0.12, left=0.075,
                              right=0.985, top=0.86, bottom=0.17)  # fmt: skip
-    inner = outer[0].subgridspec(len(rows), images, hspace=0.06, wspace=0.07)
-    same = len({row.nfes for row in rows}) == 1
+    inner = outer[0].subgridspec(len(rows), images, hspace=gap, wspace=0.07)
     for r, row in enumerate(rows):
         for i in range(images):
             ax = fig.add_subplot(inner[r, i])
@@ -136,7 +137,7 @@ def _drift_panel(ax, rows: Sequence[Row], numbers: Sequence[dict]) -> None:
             ls=style.SAMPLER_LINES.get(row.sampler, "-"), marker=style.MARKERS[r % 7],
             label=row.label.replace("\n", " "),
         )  # fmt: skip
-    ticks = sorted({nfe for row in rows for nfe in row.nfes[:-1]})
+    ticks = rows[0].nfes[:-1]  # other rows' NFEs lie close to these, and would print over them
     ax.set_xscale("log")
     ax.set_xticks(ticks, [str(nfe) for nfe in ticks])
     ax.xaxis.set_minor_locator(style.matplotlib.ticker.NullLocator())
