@@ -56,13 +56,16 @@ def main(argv: list[str] | None = None) -> int:
     p.add_argument("--noise-seed", type=int, default=0, help="seed of x_T (default: 0)")
     args = p.parse_args(argv)
 
-    images = data_sets.load(args.data, args.size)
-    if args.classifier:
-        classifier, accuracy = load_classifier(args.classifier, images)
-    else:
-        classifier, accuracy = train_classifier(images)
+    try:
+        images = data_sets.load(args.data, args.size)
+        if args.classifier:
+            classifier, accuracy = load_classifier(args.classifier, images)
+        else:
+            classifier, accuracy = train_classifier(images)
+        unet, scheduler = load_model(args.model)
+    except (ValueError, FileNotFoundError, ImportError) as error:
+        p.error(str(error))
     real = classifier.features(images.all())
-    unet, scheduler = load_model(args.model)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     unet.to(device).eval()
     generator = torch.Generator().manual_seed(args.noise_seed)

@@ -5,6 +5,7 @@ It is not Inception: its numbers compare models on this data with each other and
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import torch
@@ -43,6 +44,11 @@ def train_classifier(images: Images, epochs: int = 12, seed: int = 0) -> tuple[C
     Features are scaled to a mean variance of 1 over the set, so that FID has a readable size.
     One thread, so that the result is the same on any number of cores.
     """
+    if images.labels is None:
+        raise ValueError(
+            "these images have no labels to train a classifier on; give folders or an npz with "
+            "labels, or --classifier FILE from a labelled set of the same size"
+        )
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with torch.random.fork_rng(devices=[]):
@@ -72,12 +78,14 @@ def train_classifier(images: Images, epochs: int = 12, seed: int = 0) -> tuple[C
 def save_classifier(path: Path, classifier: Classifier, accuracy: float) -> None:
     """Writes what `load_classifier` reads."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    torch.save({"state": classifier.state_dict(), "accuracy": accuracy}, path)
+    partial = path.with_name(path.name + ".part")
+    torch.save({"state": classifier.state_dict(), "accuracy": accuracy}, partial)
+    os.replace(partial, path)
 
 
 def load_classifier(path: Path, images: Images) -> tuple[Classifier, float]:
     """The classifier and its accuracy, as `train_classifier` gave them."""
     saved = torch.load(path, weights_only=True)
-    net = Classifier(images.channels, images.classes)
+    net = Classifier(images.channels, len(saved["state"]["head.1.bias"]))
     net.load_state_dict(saved["state"])
     return net.eval().requires_grad_(False), saved["accuracy"]

@@ -317,9 +317,11 @@ def main(argv: list[str] | None = None) -> int:
             pairs = [(method, seed) for seed in seeds for method in reversed(METHODS)]
             runner.all([lambda m=m, s=s: work(m, s) for m, s in pairs])
     except KeyboardInterrupt:
+        runner.stop()
         print("\nstopped; the same command continues from here", file=sys.stderr)
         return 130
     except (RuntimeError, FileNotFoundError) as error:
+        runner.stop()
         print(f"error: {error}", file=sys.stderr)
         return 1
 

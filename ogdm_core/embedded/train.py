@@ -158,7 +158,7 @@ class Trainer:
         previous = {s: signal.signal(s, self._interrupt) for s in (signal.SIGINT, signal.SIGTERM)}
         try:
             with Progress(self) as progress:
-                while self.step < self.args.steps and not self.interrupted:
+                while self.step < self.args.steps and not self._stop_together():
                     transition = self._one_step()
                     progress.update(transition)
                     if self.step % self.args.save_every == 0:
@@ -219,6 +219,7 @@ class Trainer:
             "ema": self.ema.state_dict()["shadow_params"],
             "ema_steps": self.ema.optimization_step,
             "observer": self.observer.state_dict() if self.observer else None,
+            "scaler": self.accelerator.scaler.state_dict() if self.accelerator.scaler else None,
             "history": self.history,
             "run": self._identity(),
         }
@@ -245,7 +246,8 @@ class Trainer:
 
     def _identity(self) -> dict:
         """The settings that must not change between stop and resume."""
-        keep = ("data", "size", "model", "batch_size", "accumulate", "lr", "ema", "seed", "flip")
+        keep = ("data", "size", "model", "batch_size", "accumulate", "lr", "ema", "seed", "flip",
+                "mixed_precision")  # fmt: skip
         return {name: getattr(self.args, name) for name in keep} | {
             "ogdm": self.config.to_dict() if self.config else None,
             "processes": self.accelerator.num_processes,
@@ -269,9 +271,18 @@ class Trainer:
         self.ema.optimization_step = state["ema_steps"]
         if self.observer:
             self.observer.load_state_dict(state["observer"])
+        if self.accelerator.scaler:
+            self.accelerator.scaler.load_state_dict(state["scaler"])
         self.step, self.history = state["step"], state["history"]
         if self.accelerator.is_main_process:
             print(f"continuing {path} at step {self.step} of {self.args.steps}")
+
+    def _stop_together(self) -> bool:
+        """True on every process once one of them was interrupted, at the same step."""
+        if self.accelerator.num_processes == 1:
+            return self.interrupted
+        flag = torch.tensor(float(self.interrupted), device=self.accelerator.device)
+        return bool(self.accelerator.reduce(flag, "sum") > 0)
 
     def _interrupt(self, number, frame) -> None:
         if self.interrupted:
