@@ -15,8 +15,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(scope="session")
-def upstream():
-    """upstream(name) -> the Submodule at its pinned commit; skips the test if it is not here."""
+def submodule():
+    """submodule(name) -> the Submodule at its pinned commit; skips the test if it is not here."""
 
     def get(name: str) -> Submodule:
         if not (ROOT / ".git").exists():
@@ -42,26 +42,26 @@ def _copy(sub: Submodule, destination: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def pristine(upstream, tmp_path_factory):
+def pristine(submodule, tmp_path_factory):
     """pristine(name) -> folder with the untouched upstream codebase `name`."""
     made = {}
 
     def get(name: str) -> Path:
         if name not in made:
-            made[name] = _copy(upstream(name), tmp_path_factory.mktemp("pristine") / name)
+            made[name] = _copy(submodule(name), tmp_path_factory.mktemp("pristine") / name)
         return made[name]
 
     return get
 
 
 @pytest.fixture(scope="session")
-def patched(upstream, tmp_path_factory):
+def patched(submodule, tmp_path_factory):
     """patched(name) -> folder with the upstream codebase `name`, our series applied."""
     made = {}
 
     def get(name: str) -> Path:
         if name not in made:
-            sub = upstream(name)
+            sub = submodule(name)
             copy = _copy(sub, tmp_path_factory.mktemp("patched") / name)
             for patch in sub.patches():
                 apply_patch(patch, copy)

@@ -128,11 +128,11 @@ def test_a_good_series_has_no_offence(tmp_path):
 
 
 @pytest.fixture
-def copied(upstream, tmp_path):
+def copied(submodule, tmp_path):
     """copied(name) -> the Submodule in a house of its own, so that the real one stays untouched."""
 
     def get(name: str) -> Submodule:
-        sub = upstream(name)
+        sub = submodule(name)
         place = tmp_path / "third_party" / name
         git_dir = subprocess.run(
             ["git", "rev-parse", "--absolute-git-dir"],
@@ -169,17 +169,17 @@ def test_a_series_applies_and_reverses_without_a_trace(copied, name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_patched_python_compiles(upstream, name):
-    sub = upstream(name)
+def test_patched_python_compiles(submodule, name):
+    sub = submodule(name)
     with rehearse(sub, sub.patches()) as stage:
         for file in stage.rglob("*.py"):
             compile(file.read_text(), file, "exec")
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_patches_quote_no_line_of_upstreams(upstream, name):
+def test_patches_quote_no_line_of_upstreams(submodule, name):
     """Short lines (`return x`, an import) can be anybody's; a longer one would be a copy."""
-    sub = upstream(name)
+    sub = submodule(name)
     for patch in sub.patches():
         for change in patch.changes:
             if not change.creates:
