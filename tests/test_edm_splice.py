@@ -287,3 +287,19 @@ def test_a_wrong_preset_or_an_unpatched_clone_says_what_to_do(args, message, cap
     with pytest.raises(SystemExit, match="2"):
         splice.main(args.split())
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("fine_tuned", [True, False])
+def test_resuming_a_fine_tune_keeps_its_ema(tmp_path, fine_tuned):
+    """Upstream drops the EMA's ramp-up for --transfer only, and refuses it beside --resume."""
+    session, net, loss_fn = observed()
+    session.fine_tuned = fine_tuned
+    session.add_emission(loss_fn(net, *batch(), augment_pipe=flip)).sum().backward()
+    session.step()
+    session.save(str(tmp_path), nimg=2000, tick=1, every=1, done=False)
+    opts = OGDMConfig.argparse_defaults() | {"ogdm": True, "lr_rampup": None}
+    kwargs = splice.training_kwargs(opts | {"resume": str(tmp_path / "training-state-000002.pt")})
+    assert ("ema_rampup_ratio" in kwargs) is fine_tuned
+    again = splice.session(kwargs["ogdm"], 0, torch.device("cpu"), "snapshot.pkl",
+                           str(tmp_path / "training-state-000002.pt"))  # fmt: skip
+    assert again.fine_tuned is fine_tuned

@@ -76,6 +76,8 @@ def training_kwargs(opts: dict[str, Any]) -> dict[str, Any]:
             "Put it back beside the training state; or start a new discriminator with "
             "--transfer=network-snapshot-*.pkl; or resume without --ogdm."
         )
+    if opts["resume"] is not None and _load_state(opts["resume"])["fine_tuned"]:
+        kwargs["ema_rampup_ratio"] = None  # as upstream sets it for --transfer, and only then
     return kwargs | {"ogdm": config.to_dict()}
 
 
@@ -153,8 +155,12 @@ class Plain:
 class Observed(Plain):
     """What the loop talks to with `--ogdm`."""
 
-    def __init__(self, config: OGDMConfig, seed: int, device: torch.device, state: dict | None):
+    def __init__(
+        self, config: OGDMConfig, seed: int, device: torch.device, state: dict | None,
+        fine_tuned: bool,
+    ):  # fmt: skip
         self.config, self.seed, self.device, self.state = config, seed, device, state
+        self.fine_tuned = fine_tuned
         self.last: dict[str, float] = {}
 
     def sampler(self, dataset_sampler):
@@ -239,7 +245,7 @@ class Observed(Plain):
             return
         state = {
             "observer": self.observer.state_dict(), "rng": rng,
-            "nimg": nimg, "tick": tick, "seed": self.seed,
+            "nimg": nimg, "tick": tick, "seed": self.seed, "fine_tuned": self.fine_tuned,
         }  # fmt: skip
         path = Path(run_dir) / f"ogdm-state-{nimg // 1000:06d}.pt"
         _replace(path, lambda f: torch.save(state, f))
@@ -256,14 +262,20 @@ def session(
     if ogdm is None:
         return Plain()
     config = OGDMConfig.from_mapping(ogdm)
-    state = None
+    state, fine_tuned = None, resume_pkl is not None
     if resume_state_dump:
-        path = state_beside(resume_state_dump)
-        _print(f'OGDM: loading discriminator and random state from "{path}"...')
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        _print(
+            f'OGDM: loading discriminator and random state from "{state_beside(resume_state_dump)}"'
+        )
+        state = _load_state(resume_state_dump)
+        fine_tuned = state["fine_tuned"]
     elif resume_pkl is not None:
         _print("OGDM: a snapshot carries no discriminator; a new one is trained beside it.")
-    return Observed(config, seed, device, state)
+    return Observed(config, seed, device, state, fine_tuned)
+
+
+def _load_state(training_state: str) -> dict[str, Any]:
+    return torch.load(state_beside(training_state), map_location="cpu", weights_only=True)
 
 
 def state_beside(training_state: str) -> Path:
