@@ -114,8 +114,11 @@ def prepare(opt: argparse.Namespace) -> list[str]:
     configs = opt.base or run_configs(opt.resume)
     if not configs:
         raise SystemExit(
-            f"--resume: no config.yaml beside {opt.resume}, and it is in no training run either"
+            f"--resume: no config.yaml beside {opt.resume}, and it is in no training run either; "
+            "name the model's config with --base"
         )
+    if opt.npz:
+        Path(opt.npz).resolve().parent.mkdir(parents=True, exist_ok=True)
     return configs
 
 
@@ -165,7 +168,8 @@ def sampler(opt: argparse.Namespace, upstream: Callable) -> Callable:
     def run_and_copy(*args, nplog, **kwargs):
         run(*args, nplog=nplog, **kwargs)
         (written,) = glob.glob(os.path.join(glob.escape(nplog), "*.npz"))
-        shutil.copyfile(written, opt.npz)
+        shutil.copyfile(written, f"{opt.npz}.part")
+        os.replace(f"{opt.npz}.part", opt.npz)
         print(f"wrote {opt.npz}")
 
     return run_and_copy
