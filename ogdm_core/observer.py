@@ -112,7 +112,9 @@ class Observer:
                 s = sample_lookahead(schedule, t, c.k, self._seeded())
             u = schedule.lookahead(t, s)
             real = schedule.whiten(schedule.diffuse(x_0.float(), eps.float(), u), u)
-        fake = project(c.projection, schedule, x_t.float(), t, u, eps_t.float(), eps_fn)
+        fake = project(
+            c.projection, schedule, x_t.float(), t, u, eps_t.float(), self._apart(eps_fn)
+        )
         fake = schedule.whiten(fake.float(), u)
         condition = (schedule.unit_time(t), schedule.unit_lookahead(s), label)
         if c.fused and torch.is_grad_enabled():
@@ -267,6 +269,16 @@ class Observer:
         low = self.config.d_precision == "bf16" and not full_precision
         with torch.autocast(self.device.type, torch.bfloat16, enabled=low):
             return self.D(x, t, s, label, parts=parts)
+
+    def _apart(self, eps_fn: EpsFn | None) -> EpsFn | None:
+        """eps_fn that leaves the random state as it found it, whatever dropout draws inside."""
+        devices = [self.device] if self.device.type == "cuda" else []
+
+        def apart(x: Tensor, t: Tensor) -> Tensor:
+            with torch.random.fork_rng(devices=devices):
+                return eps_fn(x, t)
+
+        return eps_fn and apart
 
     def _seeded(self) -> torch.Generator:
         """The generator for the next draw: a function of (seed, rank, step, microbatch) alone."""

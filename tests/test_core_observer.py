@@ -781,3 +781,21 @@ def test_data_that_are_not_images_bring_their_own_discriminator(fused):
     twin = Observer(config, DiscreteVP.linear(), 2, 1, build=PointD)
     twin.load_state_dict(saved(observer))
     assert_same(weights(twin.D), weights(observer.D))
+
+
+def test_dropout_in_heuns_second_pass_leaves_the_trainers_noise_alone():
+    schedule = DiscreteVP.linear()
+    observer = Observer(OGDMConfig(projection="heun", k=0.3, d_width=0.02), schedule, 1, 8)
+    x_0, eps, t = torch.randn(4, 1, 8, 8), torch.randn(4, 1, 8, 8), torch.tensor([5, 99, 500, 999])
+    drawn = []
+
+    def eps_fn(x, t):
+        drawn.append(torch.rand(()))
+        return torch.nn.functional.dropout(x)
+
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    x_t = schedule.diffuse(x_0, eps, t)
+    observer.observe(x_0=x_0, eps=eps, x_t=x_t, t=t, eps_t=eps, eps_fn=eps_fn)
+    assert len(drawn) == 1
+    assert torch.equal(torch.get_rng_state(), before)
