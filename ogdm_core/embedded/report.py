@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from .train import write_json
 
@@ -90,6 +91,7 @@ def plot_fid(results: dict, path: Path) -> None:
 def plot_samples(results: dict, kept: dict[str, dict], path: Path, columns: int = 6) -> None:
     """The same noise down a column, NFE across, control over OGDM, for Euler and S-PNDM."""
     from ..analysis import style
+    from ..analysis.images import show
 
     nfes = (5, 10, 15, 25, 50)
     rows = [(s, m) for s in ("euler", "s-pndm") for m in ("control", "ogdm")]
@@ -97,9 +99,7 @@ def plot_samples(results: dict, kept: dict[str, dict], path: Path, columns: int 
     for line, (sampler, method) in zip(axes, rows, strict=True):
         for ax, nfe in zip(line, nfes, strict=True):
             images = kept[method][f"{sampler}-{nfe}"][: 2 * columns]
-            ax.imshow(tile(images, columns), vmin=0, vmax=1)
-            ax.set(xticks=[], yticks=[])
-            ax.grid(False)
+            show(ax, torch.from_numpy(images), columns)
             if method == "control" and sampler == "euler":
                 ax.set_title(f"NFE {nfe}")
         label = "OGDM" if method == "ogdm" else "control"
@@ -107,17 +107,6 @@ def plot_samples(results: dict, kept: dict[str, dict], path: Path, columns: int 
                            color=style.method_colour(method))  # fmt: skip
     fig.tight_layout(rect=(0, 0.02, 1, 1), h_pad=0.4, w_pad=0.4)
     style.save(fig, path, results["command"])
-
-
-def tile(images: np.ndarray, columns: int) -> np.ndarray:
-    """[N, C, H, W] in [-1, 1] -> one [H', W'(, 3)] picture in [0, 1] with a line between images."""
-    n, c, h, w = images.shape
-    rows = -(-n // columns)
-    canvas = np.ones((rows * (h + 1) - 1, columns * (w + 1) - 1, c))
-    for i, image in enumerate(images):
-        top, left = (i // columns) * (h + 1), (i % columns) * (w + 1)
-        canvas[top : top + h, left : left + w] = np.clip((image.transpose(1, 2, 0) + 1) / 2, 0, 1)
-    return canvas[..., 0] if c == 1 else canvas
 
 
 def write(out: Path, results: dict, folders: dict[str, Path]) -> None:
