@@ -30,4 +30,4 @@ cores="$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)"
 workers=$((cores < 2 ? 0 : cores < 4 ? cores : 4))
 
 # A file stays on one worker, so that what its tests share is made once.
-exec "$PYTHON" -m pytest -rs -n "$workers" --dist loadfile "$@"
+exec "$PYTHON" -m pytest -n "$workers" --dist loadfile "$@"

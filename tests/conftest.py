@@ -72,7 +72,7 @@ def patched(submodule, tmp_path_factory):
 
 
 def pytest_terminal_summary(terminalreporter):
-    """Says in plain words what was left out and why."""
+    """Says what was left out and why, one line a reason; `-rs` would list every place."""
     skipped = terminalreporter.stats.get("skipped", [])
     reasons = Counter(
         report.longrepr[2].removeprefix("Skipped: ")
