@@ -40,43 +40,26 @@ METHODS = ("control", "ogdm")
 class Job:
     """What differs between the data sets: a baseline, how to make it, how to fine-tune it."""
 
-    baseline: tuple[str, ...]  # flags that train the baseline from scratch
-    finetune: tuple[str, ...]  # flags of both fine-tunes
-    ogdm: tuple[str, ...]  # flags of the OGDM one, unless the user gives others
+    baseline: str  # flags that train the baseline from scratch
+    finetune: str  # flags of both fine-tunes
+    ogdm: str  # flags of the OGDM one, unless the user gives others
     samples: int
     shipped: Path | None
 
 
+_OGDM = "--ogdm-k 0.2 --ogdm-gamma 0.15 --ogdm-d-width 0.0625 --ogdm-fused true"
 JOBS = {
     "digits": Job(
-        baseline=("--channels", "24,32", "--steps", "12000", "--lr", "4e-4"),
-        finetune=("--lr", "1e-4", "--ema", "0.997"),
-        ogdm=(
-            "--ogdm-k",
-            "0.3",
-            "--ogdm-gamma",
-            "0.05",
-            "--ogdm-d-width",
-            "0.0625",
-            "--ogdm-fused",
-            "true",
-        ),
+        baseline="--channels 24,32 --steps 12000 --lr 4e-4",
+        finetune="--lr 1e-4 --ema 0.997",
+        ogdm=_OGDM,
         samples=1500,
         shipped=HERE / "baseline-digits",
     ),
     "mnist": Job(
-        baseline=("--channels", "24,48,48", "--steps", "8000", "--lr", "4e-4"),
-        finetune=("--lr", "1e-4", "--ema", "0.997"),
-        ogdm=(
-            "--ogdm-k",
-            "0.3",
-            "--ogdm-gamma",
-            "0.05",
-            "--ogdm-d-width",
-            "0.0625",
-            "--ogdm-fused",
-            "true",
-        ),
+        baseline="--channels 24,48,48 --steps 8000 --lr 4e-4",
+        finetune="--lr 1e-4 --ema 0.997",
+        ogdm=_OGDM,
         samples=1000,
         shipped=None,
     ),
@@ -180,7 +163,7 @@ def ensure_baseline(args, job: Job, runner: Runner, cores: int) -> Path:
         return job.shipped
     folder = args.out / "baseline"
     runner.run("baseline", "ogdm_core.embedded.train", [
-        "--data", args.data, "--output", str(folder), "--log-every", "100", *job.baseline,
+        "--data", args.data, "--output", str(folder), "--log-every", "100", *job.baseline.split(),
     ], threads=cores)  # fmt: skip
     return folder
 
@@ -201,7 +184,7 @@ def run_method(runner: Runner, args, method: str, seed: int, baseline: Path, cla
     """Fine-tunes and evaluates one method with one seed; returns the folder of its results."""
     job = JOBS[args.data]
     train = ["--data", args.data, "--model", str(baseline), "--steps", str(args.steps),
-             "--seed", str(seed), *job.finetune]  # fmt: skip
+             "--seed", str(seed), *job.finetune.split()]  # fmt: skip
     if method == "ogdm":
         train += ["--ogdm", *ogdm]
     evaluate = ["--data", args.data, "--samples", str(args.samples or job.samples)]
@@ -273,7 +256,7 @@ def given_ogdm_flags(argv: list[str], job: Job) -> list[str]:
     """The job's OGDM flags, with those of the command line in place of theirs."""
     p = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     OGDMConfig.add_arguments(p)
-    merged, _ = p.parse_known_args([*job.ogdm, *argv])
+    merged, _ = p.parse_known_args([*job.ogdm.split(), *argv])
     config = OGDMConfig.from_args(vars(merged) | {"ogdm": True})
     default = OGDMConfig().to_dict()
     flags = []
@@ -337,7 +320,7 @@ def main(argv: list[str] | None = None) -> int:
         "command": shlex.join(["run/quickstart.sh", *argv]),
         "data": args.data,
         "config": {
-            "finetune": list(job.finetune), "ogdm": ogdm, "steps": args.steps, "seeds": seeds,
+            "finetune": job.finetune.split(), "ogdm": ogdm, "steps": args.steps, "seeds": seeds,
             "samples": args.samples or job.samples, "baseline_sha256": fingerprint(baseline),
         },
         "classifier_accuracy": evaluations["control", seeds[0]]["classifier_accuracy"],
