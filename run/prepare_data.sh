@@ -23,5 +23,8 @@ case "${1:-}" in
 esac
 [ -f "$ROOT/ogdm_core/data/$1.py" ] || die "no data set is named '$1'; there are: $(names)"
 
-ensure_env common
+case "${1:-}" in
+  lsun*) ensure_env ldm ;; # its archives are LMDBs
+  *) ensure_env common ;;
+esac
 exec "$PYTHON" -m "ogdm_core.data.$1" "${@:2}"

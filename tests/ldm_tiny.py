@@ -161,5 +161,7 @@ class Interrupt(pl.Callback):
             return
         if self.what == "error":
             raise RuntimeError("as the test asked for")
+        if self.what == "SIGINT":  # a shell's background jobs are started with it ignored
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         if trainer.global_rank == 0:
             os.kill(os.getpid(), getattr(signal, self.what))
