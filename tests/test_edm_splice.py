@@ -246,7 +246,7 @@ def test_collection_keeps_the_order_of_the_seeds(tmp_path):
 
 
 def test_a_preset_expands_to_the_full_command_line(capsys):
-    args = "cifar10-edm-cond-ogdm-ft --data c.zip --gpus 8 --dry-run --fp16=1"
+    args = "cifar10-edm-cond-ogdm-ft --data c.zip --gpus 8 --dry-run --ogdm-seed=3 --fp16=1"
     assert splice.main(args.split()) == 0
     words = capsys.readouterr().out.split()
     assert words[:3] == ["torchrun", "--standalone", "--nproc_per_node=8"]
@@ -256,7 +256,8 @@ def test_a_preset_expands_to_the_full_command_line(capsys):
     )
     assert set(expected.split()) <= set(words)
     assert any(word.startswith("--transfer=") and "-cond-" in word for word in words)
-    assert words[-1] == "--fp16=1"
+    assert words[-2:] == ["--ogdm-seed=3", "--fp16=1"], "the user's flags come last"
+    assert "--ogdm-seed=0" not in words, "and replace the preset's"
 
 
 def test_every_edm_preset_sets_its_row_of_table_5(tmp_path):

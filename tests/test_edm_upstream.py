@@ -43,18 +43,25 @@ def test_patches_only_insert_and_stay_small():
 # ---- training -----------------------------------------------------------------------------------
 
 
-def test_flags_off_is_upstream_bit_for_bit(pristine, patched, data, tmp_path, unpickle):
-    args = [*TINY, f"--data={data}", "--cond=1", "--batch=100", "--batch-gpu=50", "--seed=1",
-            "--duration=0.001", "--ls=2"]  # fmt: skip
-    run(pristine("edm") / "train.py", f"--outdir={tmp_path / 'theirs'}", *args, shims=True)
-    run(patched("edm") / "train.py", f"--outdir={tmp_path / 'ours'}", *args)
-    theirs, ours = state(tmp_path / "theirs", 1), state(tmp_path / "ours", 1)
+PLAIN = ["--cond=1", "--batch=100", "--batch-gpu=50", "--seed=1", "--duration=0.001", "--ls=2"]
+
+
+@pytest.fixture(scope="module")
+def baseline(pristine, data, tmp_path_factory):
+    """A run of the untouched trainer."""
+    folder = tmp_path_factory.mktemp("baseline")
+    args = [*TINY, *PLAIN, f"--data={data}", f"--outdir={folder}"]
+    run(pristine("edm") / "train.py", *args, shims=True)
+    return folder
+
+
+def test_flags_off_is_upstream_bit_for_bit(baseline, patched, data, tmp_path, unpickle):
+    run(patched("edm") / "train.py", *TINY, *PLAIN, f"--data={data}", f"--outdir={tmp_path}")
+    theirs, ours = state(baseline, 1), state(tmp_path, 1)
     assert not differences(theirs, ours)
     assert any("/ema/" in name for name in ours) and any("exp_avg" in name for name in ours)
-    assert stats(tmp_path / "theirs") == stats(tmp_path / "ours")
-    assert {p.name for p in (tmp_path / "theirs").iterdir()} == {
-        p.name for p in (tmp_path / "ours").iterdir()
-    }
+    assert stats(baseline) == stats(tmp_path)
+    assert {p.name for p in baseline.iterdir()} == {p.name for p in tmp_path.iterdir()}
 
 
 @pytest.fixture(scope="module")
@@ -133,15 +140,19 @@ def test_every_preconditioning_and_architecture_trains(loops, unpickle, name):
 
 
 @pytest.fixture(scope="module")
-def resumed(patched, data, tmp_path_factory):
-    """Two ranks, class-conditional, Heun: trained at a stretch, and with a break in the middle."""
+def resumed(patched, baseline, data, tmp_path_factory):
+    """Upstream's network fine-tuned at a stretch, and with a break in the middle.
+
+    Two ranks, class-conditional, Heun, several rounds a step.
+    """
     folder = tmp_path_factory.mktemp("resumed")
     args = [*TINY, *OGDM, f"--data={data}", "--cond=1", "--batch=120", "--batch-gpu=30",
             "--ogdm-projection=heun"]  # fmt: skip
+    begin = [f"--transfer={baseline / 'network-snapshot-000001.pkl'}", "--seed=1"]
     train = patched("edm") / "train.py"
     whole, parts = folder / "whole", folder / "parts"
-    log = run(train, f"--outdir={whole}", *args, "--seed=1", "--duration=0.002", ranks=2)
-    run(train, f"--outdir={parts}", *args, "--seed=1", "--duration=0.001", ranks=2)
+    log = run(train, f"--outdir={whole}", *args, *begin, "--duration=0.002", ranks=2)
+    run(train, f"--outdir={parts}", *args, *begin, "--duration=0.001", ranks=2)
     again = f"--resume={parts / 'training-state-000001.pt'}"
     run(train, f"--outdir={parts}", *args, again, "--duration=0.002", ranks=2)
     return whole, parts, log

@@ -207,10 +207,10 @@ class Observed(Plain):
         y, x_t, sigma = seen.y, seen.x_t, seen.sigma
 
         def eps_fn(x_u: Tensor, u: Tensor) -> Tensor:
-            # The bare network, not its DDP wrapper: a second pass through DDP would copy buffers
-            # that the first still needs. The parameters are the same, and DDP averages a
-            # parameter's gradient once it is complete, after both. The same random state gives the
-            # same dropout masks (Heun's step is one network's) and leaves the trainer's noise be.
+            # The bare network, not its DDP wrapper: one wrapped pass arms DDP, which averages a
+            # parameter's gradient once it is complete, after both passes; a second would only
+            # broadcast the buffers again. The same random state gives the same dropout masks
+            # (Heun's step is one network's) and leaves the trainer's own noise be.
             with torch.random.fork_rng(devices=_cuda(self.device)):
                 _set_rng_state(seen.rng, self.device)
                 denoised = self.net(x_u, u, seen.labels, **seen.kwargs)
@@ -469,7 +469,7 @@ class Collection:
 def command(
     preset: Preset, data: str, gpus: int, outdir: str, edm: Path, extra: list[str] | None = None
 ) -> list[str]:
-    """The full torchrun command line of one row of Table 5; `extra` comes last, and so wins."""
+    """The full torchrun command line of one row of Table 5; a flag in `extra` replaces its own."""
     flags = {
         "outdir": outdir, "data": data, "cond": int(preset.conditional), "arch": "ddpmpp",
         "precond": "edm", "batch": preset.batch, "duration": f"{preset.images / 1e6:g}",
@@ -478,9 +478,13 @@ def command(
     if preset.training == "finetune":
         flags["transfer"] = PRETRAINED.format("cond" if preset.conditional else "uncond")
         flags["lr-rampup"] = 0
-    argv = ["torchrun", "--standalone", f"--nproc_per_node={gpus}", str(edm / "train.py")]
-    argv += [f"--{name}={value}" for name, value in flags.items()]
-    return argv + (_ogdm_flags(preset) if preset.ogdm else []) + (extra or [])
+    words = [f"--{name}={value}" for name, value in flags.items()]
+    words += _ogdm_flags(preset) if preset.ogdm else []
+    extra = extra or []
+    replaced = {word.split("=")[0] for word in extra}
+    words = [word for word in words if word.split("=")[0] not in replaced]
+    torchrun = ["torchrun", "--standalone", f"--nproc_per_node={gpus}"]
+    return [*torchrun, str(edm / "train.py"), *words, *extra]
 
 
 def _ogdm_flags(preset: Preset) -> list[str]:
@@ -503,7 +507,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m ogdm_core.splice.edm",
         description="Train as in the paper's Table 5. Further arguments go to train.py as they "
-        "are, and win over the preset's.",
+        "are, and replace the preset's.",
         epilog="presets: " + ", ".join(names),
     )
     parser.add_argument("preset", metavar="PRESET", help="a row of Table 5, see below")
