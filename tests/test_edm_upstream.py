@@ -146,7 +146,7 @@ def resumed(patched, baseline, data, tmp_path_factory):
     Two ranks, class-conditional, Heun, several rounds a step.
     """
     folder = tmp_path_factory.mktemp("resumed")
-    args = [*TINY, *OGDM, f"--data={data}", "--cond=1", "--batch=120", "--batch-gpu=30",
+    args = [*TINY, *OGDM, f"--data={data}", "--cond=1", "--batch=240", "--batch-gpu=60",
             "--ogdm-projection=heun"]  # fmt: skip
     begin = [f"--transfer={baseline / 'network-snapshot-000001.pkl'}", "--seed=1"]
     train = patched("edm") / "train.py"
@@ -161,7 +161,7 @@ def resumed(patched, baseline, data, tmp_path_factory):
 def test_stop_and_resume_is_never_stopped(resumed, unpickle):
     whole, parts, _ = resumed
     at_stop = torch.load(parts / "ogdm-state-000001.pt", weights_only=True)
-    assert at_stop["nimg"] == 1080 and len(at_stop["rng"]) == 2
+    assert at_stop["nimg"] == 1200 and len(at_stop["rng"]) == 2
     ours, theirs = state(parts, 2), state(whole, 2)
     assert not differences(ours, theirs)
     for part in ("/net/", "/ema/", "/optimizer_state/", "/ogdm/observer/optimizer/", "/ogdm/rng/"):
