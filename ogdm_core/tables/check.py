@@ -1,0 +1,179 @@
+"""All that can be known to be wrong before anything starts, in one list."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from pathlib import Path
+
+from ..presets import PRESETS, Preset
+from . import paper
+from .experiments import Options, baseline_of, presets_of, reachable, select_rows
+from .recipes import LDM, RECIPES
+from .sources import SOURCES, missing
+
+# What a training leaves on the disk, in GB: a checkpoint of network, EMA, optimiser and D, and how
+# often the backbone keeps one. The paper's networks have 54, 56 and 295 million parameters.
+CHECKPOINT_GB = {"adm": 1.2, "edm": 0.25, "ldm": 7.0}
+KEPT_EVERY = {"adm": 10_000 * 128, "edm": 2_500_000, "ldm": 12_000_000}  # in images
+SMOKE_GB = 1.0
+
+
+def problems(options: Options) -> list[str]:
+    """One line a problem, each saying what to do; empty if a run may start."""
+    table = paper.table(options.number)
+    names, found = select_rows(table, options.rows)
+    found += _settings(options, table, names)
+    found += _checkpoints(options, table)
+    presets = needed(options, names)
+    backbones = dict.fromkeys(preset.backbone for preset in presets["sample"])
+    for backbone in backbones:
+        found += _upstream(options, backbone)
+    if not options.smoke:
+        found += _data(options, presets)
+        found += _weights(options)
+        found += _first_stage(options, presets)
+    found += _disk(options, presets)
+    return found
+
+
+def needed(options: Options, names: list[str]) -> dict[str, list[Preset]]:
+    """Presets that are sampled, and those that are trained: fine-tunes need their baselines."""
+    table = paper.table(options.number)
+    known = presets_of(table)
+    given = {known[name] for name, _ in options.checkpoints if name in known}
+    sampled = list(dict.fromkeys(table.select(name)[0].preset for name in names))
+    trained: dict[str, None] = {}
+    for name in sampled:
+        if name in given:
+            continue
+        base = baseline_of(PRESETS[name])
+        if base is not None and base.name not in given:
+            trained[base.name] = None
+        trained[name] = None
+    return {"sample": [PRESETS[n] for n in sampled], "train": [PRESETS[n] for n in trained]}
+
+
+def _settings(options: Options, table: paper.Table, names: list[str]) -> list[str]:
+    found = []
+    if options.images and options.images < 2:
+        found.append(f"--images: {options.images}; FID needs 2 at the least, the paper took 50000")
+    if options.gpus < 1:
+        found.append(f"--gpus: {options.gpus}; give 1 or more")
+    samplers = {table.select(name)[0].sampler for name in names}
+    for nfe in options.nfes:
+        if samplers and not any(reachable(sampler, nfe) for sampler in samplers):
+            found.append(f"--nfes: {', '.join(sorted(samplers))} cannot spend exactly {nfe}; the "
+                         f"table has {', '.join(map(str, table.nfes))}")  # fmt: skip
+    for preset in needed(options, names)["train"]:
+        batch = RECIPES[preset.backbone](options.third_party, smoke=options.smoke).small(preset)
+        if options.gpus > 0 and preset.backbone != "edm" and batch.batch % options.gpus:
+            found.append(f"--gpus: {options.gpus} does not divide {preset.name}'s batch of "
+                         f"{batch.batch}")  # fmt: skip
+    if not options.smoke and options.gpus > 1 and 0 < (there := _cuda_devices()) < options.gpus:
+        found.append(f"--gpus: {options.gpus} asked for, {there} here")
+    return found
+
+
+def _cuda_devices() -> int:
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def _checkpoints(options: Options, table: paper.Table) -> list[str]:
+    known, found, seen = presets_of(table), [], {}
+    for name, path in options.checkpoints:
+        if name not in known:
+            found.append(f"--checkpoint: {name} is no row of Table {table.number} and no preset "
+                         f"of one; those are {', '.join(known)}")  # fmt: skip
+            continue
+        if seen.setdefault(known[name], path) != path:
+            found.append(f"--checkpoint: {known[name]} is given as {seen[known[name]]} and as "
+                         f"{path}; give one")  # fmt: skip
+        url = path.startswith(("http://", "https://"))
+        if url and PRESETS[known[name]].backbone != "edm":
+            found.append(f"--checkpoint: {name}: only EDM's scripts read URLs; download {path}")
+        elif not url and not Path(path).is_file():
+            found.append(f"--checkpoint: {name}: there is no file {path}")
+    return found
+
+
+def _upstream(options: Options, backbone: str) -> list[str]:
+    recipe = RECIPES[backbone]
+    script = options.third_party / recipe.upstream / recipe.script
+    found = []
+    if not script.is_file():
+        found.append(f"{backbone}: there is no {script}; run/setup.sh {recipe.upstream} fetches it")
+    elif "ogdm_core" not in script.read_text():
+        found.append(f"{backbone}: {script.parent} is not patched; run/setup.sh {recipe.upstream} "
+                     "applies our patches")  # fmt: skip
+    absent = [name for name in recipe.packages if importlib.util.find_spec(name) is None]
+    if absent:
+        found.append(f"{backbone}: {', '.join(absent)} cannot be imported; pip install -e "
+                     f"'.[{backbone}]' brings it")  # fmt: skip
+    return found
+
+
+def _data(options: Options, presets: dict[str, list[Preset]]) -> list[str]:
+    trained = {(p.dataset, p.backbone) for p in presets["train"]}
+    pairs = dict.fromkeys((p.dataset, p.backbone) for p in presets["sample"])
+    texts = (missing(d, b, options.data, (d, b) in trained) for d, b in pairs)
+    return [text for text in dict.fromkeys(texts) if text]
+
+
+def _weights(options: Options) -> list[str]:
+    if options.features:
+        module = options.features.partition(":")[0]
+        if importlib.util.find_spec(module) is None:
+            return [f"--features: there is no module {module} to import"]
+        return []
+    if not options.weights:
+        if options.evaluator == "adm":
+            return []  # upstream's evaluator fetches its own
+        return ["--weights: FID needs Inception's weights, pt_inception-2015-12-05-6726825d.pth "
+                "(released with toshas/torch-fidelity); download it and give its path"]  # fmt: skip
+    return [] if Path(options.weights).is_file() else [f"--weights: no file {options.weights}"]
+
+
+def _first_stage(options: Options, presets: dict[str, list[Preset]]) -> list[str]:
+    wanted = [p for p in presets["train"] if p.backbone == "ldm" and p.training == "baseline"]
+    path = options.third_party / LDM.upstream / LDM.FIRST_STAGE
+    if not wanted or path.is_file():
+        return []
+    return [f"{wanted[0].name}: there is no {path}, the autoencoder that it trains in the latents "
+            "of; upstream's scripts/download_first_stages.sh fetches it. Or start from the "
+            f"released model: --checkpoint {wanted[0].name}=model.ckpt"]  # fmt: skip
+
+
+def disk_gb(options: Options, presets: dict[str, list[Preset]], cells: int) -> dict[str, float]:
+    """GB that the data sets, the checkpoints and the samples take."""
+    if options.smoke:
+        return {"smoke run": SMOKE_GB}
+    data = {p.dataset: SOURCES[p.dataset].gigabytes for p in presets["sample"]}
+    kept = sum(
+        CHECKPOINT_GB[p.backbone] * max(1, round(p.images / KEPT_EVERY[p.backbone]))
+        for p in presets["train"]
+    )
+    size = max((SOURCES[p.dataset].size for p in presets["sample"]), default=0)
+    samples = sum(
+        options.samples * 3 * SOURCES[p.dataset].size ** 2 / 1e9 for p in presets["sample"]
+    ) * (cells / max(1, len(presets["sample"])))
+    pictures = options.samples * 3 * size**2 / 1e9  # one cell's images as files, then removed
+    return {"data": sum(data.values()), "checkpoints": kept, "samples": samples + pictures}
+
+
+def _disk(options: Options, presets: dict[str, list[Preset]]) -> list[str]:
+    nfes = options.nfes or paper.table(options.number).nfes
+    need = sum(disk_gb(options, presets, len(nfes) * len(presets["sample"])).values())
+    place = options.out.absolute()
+    while not place.exists():
+        place = place.parent
+    if not os.access(place, os.W_OK):
+        return [f"--out: {place} is not writable"]
+    free = shutil.disk_usage(place).free / 1e9
+    if free < need:
+        return [f"--out: {need:.0f} GB are needed, {free:.0f} GB are free at {place}; give another "
+                "folder, or fewer --rows or --images"]  # fmt: skip
+    return []
