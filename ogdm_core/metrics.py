@@ -50,6 +50,38 @@ def statistics(features: Any) -> tuple[Tensor, Tensor]:
     return mean, cov / (len(x) - 1)
 
 
+class RunningStatistics:
+    """`statistics` of features that come in batches [n, D] and are not kept.
+
+    Sums are in float64 and about the mean of the first batch, so that a large common offset does
+    not eat digits.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._shift = self._sum = self._products = None
+
+    def add(self, features: Any) -> None:
+        """Takes a batch in."""
+        x = _features(features, "features").double()
+        if self._shift is None:
+            self._shift = x.mean(0)
+            self._sum = torch.zeros_like(self._shift)
+            self._products = x.new_zeros(x.shape[1], x.shape[1])
+        centred = x - self._shift
+        self.count += len(x)
+        self._sum += centred.sum(0)
+        self._products += centred.T @ centred
+
+    def result(self) -> tuple[Tensor, Tensor]:
+        """Mean [D] and covariance [D, D] (divided by N - 1) of all that was added."""
+        if self.count < 2:
+            raise ValueError(f"a covariance needs at least 2 images, but there are {self.count}")
+        offset = self._sum / self.count
+        products = self._products - self.count * torch.outer(offset, offset)
+        return self._shift + offset, products / (self.count - 1)
+
+
 def frechet_distance(mu1: Any, cov1: Any, mu2: Any, cov2: Any) -> float:
     """Frechet distance of the Gaussians N(mu1, cov1) and N(mu2, cov2).
 
