@@ -68,7 +68,7 @@ def _settings(options: Options, table: paper.Table, names: list[str]) -> list[st
                          f"table has {', '.join(map(str, table.nfes))}")  # fmt: skip
     for preset in needed(options, names)["train"]:
         batch = RECIPES[preset.backbone](options.third_party, smoke=options.smoke).small(preset)
-        if options.gpus > 0 and preset.backbone != "edm" and batch.batch % options.gpus:
+        if options.gpus > 0 and batch.batch % options.gpus:
             found.append(f"--gpus: {options.gpus} does not divide {preset.name}'s batch of "
                          f"{batch.batch}")  # fmt: skip
     if not options.smoke and options.gpus > 1 and 0 < (there := _cuda_devices()) < options.gpus:
@@ -164,9 +164,16 @@ def disk_gb(options: Options, presets: dict[str, list[Preset]], cells: int) -> d
     return {"data": sum(data.values()), "checkpoints": kept, "samples": samples + pictures}
 
 
+def _used(folder: Path) -> float:
+    """GB of the files in a folder: of what is needed, that much is there already."""
+    files = (Path(root) / name for root, _, names in os.walk(folder) for name in names)
+    return sum(file.lstat().st_size for file in files) / 1e9
+
+
 def _disk(options: Options, presets: dict[str, list[Preset]]) -> list[str]:
     nfes = options.nfes or paper.table(options.number).nfes
     need = sum(disk_gb(options, presets, len(nfes) * len(presets["sample"])).values())
+    need -= _used(options.out) + _used(options.data)
     place = options.out.absolute()
     while not place.exists():
         place = place.parent

@@ -108,15 +108,18 @@ class EDM(Recipe):
     scrap = ("images",)
     meter = r"kimg ([\d.]+)"
 
+    def small(self, preset: Preset) -> Preset:
+        """In a smoke run a thousand images, the least that upstream counts."""
+        return replace(preset, batch=200, images=1000) if self.smoke else preset
+
     def train_argv(self, preset: Preset, ranks: int, folder: str, data: str, init: str):
         """train.py, straight into the folder."""
         extra = ["--nosubdir", f"--seed={self.seed}"]
         extra += [f"--transfer={init}"] if init else []
-        if self.smoke:  # upstream counts in thousands of images
-            preset = replace(preset, batch=200, images=1000)
+        if self.smoke:
             extra += ["--cbase=8", "--cres=1", "--tick=1", "--snap=1", "--dump=1"]
             extra += ["--ogdm-d-width=0.02"] if preset.ogdm else []
-        argv = edm.command(preset, data, ranks, folder, Path("."), extra)
+        argv = edm.command(self.small(preset), data, ranks, folder, Path("."), extra)
         return [_beside("torchrun"), *argv[1:]]
 
     def train(self, preset: Preset, ranks: int, folder: Path, data: Path, init: str) -> Command:
