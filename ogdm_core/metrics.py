@@ -7,7 +7,8 @@ The definitions are those of ADM's evaluator, so that numbers can be set beside 
     precision  = share of samples y with |y - x_i|^2 <= r_i for some reference image x_i
     recall     = the same with the two sets exchanged
 
-Everything runs in blocks: no N x N matrix is ever held.
+Everything runs in blocks: no N x N matrix is ever held. Where ADM's half precision does not
+overflow, `pruning` finds the same answer from a small part of the distances.
 """
 
 import warnings
@@ -16,6 +17,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from . import pruning
 
 # ADM's evaluator compares sets in tiles of this many rows and columns. When half precision
 # overflows somewhere in a tile it redoes that tile in single precision, so the tile's size is part
@@ -133,11 +136,19 @@ def precision_recall(
     _same_size(x, y, "reference", "samples")
     if arithmetic not in ARITHMETICS:
         raise ValueError(f"arithmetic={arithmetic!r} is not one of {', '.join(ARITHMETICS)}")
+    _enough(x, k)
+    _enough(y, k)
+    if arithmetic == "adm" and _fits_half(x, y):
+        tile = _tile(block)
+        a, b = pruning.clouds(x, y)
+        radii_a, radii_b = (pruning.radii(cloud, k, tile) for cloud in (a, b))
+        x_covered, y_covered = pruning.covered(a, b, radii_a, radii_b, tile)
+        return float(y_covered.double().mean()), float(x_covered.double().mean())
     radii_x = manifold_radii(x, k, arithmetic, block)
     radii_y = manifold_radii(y, k, arithmetic, block)
     x_covered = torch.zeros(len(x), dtype=torch.bool, device=x.device)
     y_covered = torch.zeros(len(y), dtype=torch.bool, device=y.device)
-    tile = _tile(block, arithmetic, x, y)
+    tile = block if arithmetic == "adm" else _tile(block)
     for rows in _ranges(len(x), tile):
         for columns in _ranges(len(y), tile):
             for i, j in _undecided(x_covered, y_covered, rows, columns, whole=tile == block):
@@ -176,15 +187,12 @@ def manifold_radii(
     neighbour is the (k + 1)-th smallest entry of its row; exact duplicates count as neighbours.
     """
     x = _features(features, "features")
-    if k < 1:
-        raise ValueError(f"k={k} neighbours: it must be at least 1")
-    if len(x) <= k:
-        raise ValueError(
-            f"k={k} neighbours of each image need at least {k + 1} images, but there are {len(x)}"
-        )
+    _enough(x, k)
+    if arithmetic == "adm" and _fits_half(x):
+        return pruning.radii(*pruning.clouds(x), k, _tile(block))
     dtype = torch.float64 if arithmetic == "float64" else torch.float32
     smallest = torch.full((len(x), k + 1), torch.inf, dtype=dtype, device=x.device)
-    tiles = list(_ranges(len(x), _tile(block, arithmetic, x)))
+    tiles = list(_ranges(len(x), block if arithmetic == "adm" else _tile(block)))
     for n, rows in enumerate(tiles):
         for columns in tiles[n:]:
             d, back = _squared_distances_both_ways(x[rows], x[columns], arithmetic)
@@ -281,17 +289,30 @@ def _expand(
     return d, product.add_(norm_v[None, :]).add_(norm_u[:, None]).clamp_(min=0).T.contiguous()
 
 
-def _tile(block: int, arithmetic: str, *sets: Tensor) -> int:
-    """Rows and columns to compare at once: ADM's block where half precision may overflow.
+def _fits_half(*sets: Tensor) -> bool:
+    """Whether half precision overflows nowhere, so that ADM's evaluator never leaves it.
 
     All that is computed on the way to a distance is below 4 times the largest squared norm.
     """
-    if arithmetic == "adm":
-        largest = max(float(part.half().float().square().sum(1).max())
-                      for x in sets for part in x.split(BLOCK))  # fmt: skip
-        if not 4.01 * largest < torch.finfo(torch.float16).max:
-            return block
+    largest = max(float(part.half().float().square().sum(1).max())
+                  for x in sets for part in x.split(BLOCK))  # fmt: skip
+    return 4.01 * largest < torch.finfo(torch.float16).max
+
+
+def _tile(block: int) -> int:
+    """Rows and columns to compare at once where tiles do not change the result."""
+    if block < 1:
+        raise ValueError(f"block={block}: it must be at least 1")
     return min(block, TILE)
+
+
+def _enough(x: Tensor, k: int) -> None:
+    if k < 1:
+        raise ValueError(f"k={k} neighbours: it must be at least 1")
+    if len(x) <= k:
+        raise ValueError(
+            f"k={k} neighbours of each image need at least {k + 1} images, but there are {len(x)}"
+        )
 
 
 def _ranges(length: int, block: int) -> Iterator[slice]:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from ogdm_core import metrics
+from ogdm_core import metrics, pruning
 
 
 @pytest.fixture
@@ -62,6 +62,20 @@ def test_statistics_are_numpys_and_do_not_lose_digits_to_a_large_mean(generator,
     assert mean.dtype == cov.dtype == torch.float64
     np.testing.assert_allclose(mean.numpy(), x.double().numpy().mean(0), rtol=1e-14)
     np.testing.assert_allclose(cov.numpy(), np.cov(x.double().numpy(), rowvar=False), rtol=1e-10)
+
+
+def test_running_statistics_are_those_of_the_whole(generator):
+    x = torch.randn(101, 5, generator=generator, dtype=torch.float64) + 1000
+    running = metrics.RunningStatistics()
+    for part in x.split(17):
+        running.add(part)
+    assert running.count == 101
+    for ours, whole in zip(running.result(), metrics.statistics(x), strict=True):
+        torch.testing.assert_close(ours, whole, rtol=1e-10, atol=1e-12)
+    empty = metrics.RunningStatistics()
+    empty.add(x[:1])
+    with pytest.raises(ValueError, match="at least 2 images, but there are 1"):
+        empty.result()
 
 
 def test_singular_covariances_are_said_and_give_the_limit_of_regular_ones(generator):
@@ -122,28 +136,109 @@ def test_one_mode_of_two_has_full_precision_and_half_the_recall(generator):
     assert (precision, recall) == (1.0, 0.5)
 
 
-def test_memory_stays_blocked_and_the_answer_does_not_depend_on_the_block(generator, monkeypatch):
+@pytest.mark.parametrize("arithmetic", ["adm", "float32"])
+def test_memory_stays_blocked_and_the_answer_does_not_depend_on_the_block(
+    generator, monkeypatch, arithmetic
+):
     x = torch.randn(157, 12, generator=generator)
     y = torch.randn(91, 12, generator=generator) * 1.3
     tiles = []
-    plain = metrics._squared_distances_both_ways
+    where, name = {
+        "adm": (pruning.Pairs, "bounds"),
+        "float32": (metrics, "_squared_distances_both_ways"),
+    }[arithmetic]
+    plain = getattr(where, name)
 
-    def spy(u, v, *args, **kwargs):
-        tiles.append(max(len(u), len(v)))
-        return plain(u, v, *args, **kwargs)
+    def spy(*args, **kwargs):
+        tiles.append(max(len(a) for a in args if isinstance(a, torch.Tensor)))
+        return plain(*args, **kwargs)
 
-    monkeypatch.setattr(metrics, "_squared_distances_both_ways", spy)
-    whole = metrics.precision_recall(x, y, block=1000)
+    monkeypatch.setattr(where, name, spy)
+    whole = metrics.precision_recall(x, y, arithmetic=arithmetic, block=1000)
     assert max(tiles) == 157
     tiles.clear()
-    for block in (7, 16, 90):
-        assert metrics.precision_recall(x, y, block=block) == whole
+    for block in (3, 7, 16, 90):
+        assert metrics.precision_recall(x, y, arithmetic=arithmetic, block=block) == whole
         assert max(tiles) <= block
         tiles.clear()
     monkeypatch.setattr(metrics, "TILE", 20)
-    assert metrics.precision_recall(x, y, block=1000) == whole
+    assert metrics.precision_recall(x, y, arithmetic=arithmetic, block=1000) == whole
     assert max(tiles) == 20
     assert 0 < whole[0] < 1 and 0 < whole[1] < 1
+
+
+# ---------------------------------------------------------------- pairs that are never computed
+
+
+def every_pair(x, y, k=3):
+    """Precision, recall and the radii of x from all distances, none left out."""
+    radii_x, radii_y = (
+        metrics._squared_distances(z, z, "adm").sort(1).values[:, k] for z in (x, y)
+    )
+    d = metrics._squared_distances(x, y, "adm")
+    precision = float((d <= radii_x[:, None]).any(0).double().mean())
+    return (precision, float((d <= radii_y).any(1).double().mean())), radii_x
+
+
+def features_of_kind(kind, generator, size=600):
+    x, y = (torch.rand(n, size, generator=generator) for n in (200, 150))
+    if kind == "decaying":
+        decay = 2 * torch.arange(1, size + 1) ** -0.8
+        x, y = (x - 0.5) * 3 * decay + 0.3, (y - 0.5) * 2.7 * decay + 0.3
+    if kind == "duplicates":
+        x[20:90], y[:50] = x[0], x[1]
+    if kind == "offset":  # the spread is below half precision's last digit
+        x, y = x * 0.01 + 2, y * 0.01 + 2
+    if kind == "tiny":  # squares are subnormal halves
+        x, y = x * 1e-3, y * 1e-3
+    if kind == "outlier":
+        x[7], y[9] = x[7] * 5, y[9] * 4
+    return x, y
+
+
+@pytest.mark.parametrize("kind", ["flat", "decaying", "duplicates", "offset", "tiny", "outlier"])
+def test_pruning_changes_nothing(generator, monkeypatch, kind):
+    x, y = features_of_kind(kind, generator)
+    expected, radii = every_pair(x, y)
+    for tile, share in ((64, pruning.SHARE), (64, 1.0), (1000, 0.2)):
+        monkeypatch.setattr(metrics, "TILE", tile)
+        monkeypatch.setattr(pruning, "SHARE", share)
+        assert torch.equal(metrics.manifold_radii(x), radii)
+        assert metrics.precision_recall(x, y) == expected
+
+
+def test_pruning_prunes(generator, monkeypatch):
+    """Features whose variance decays, as a real net's does, hardly ever need all dimensions."""
+    x, y = features_of_kind("decaying", generator)
+    monkeypatch.setattr(metrics, "TILE", 50)
+    dimensions, measured = [], []
+    bounds, products = pruning.Pairs.bounds, pruning.Pairs.products
+
+    def spy_bounds(self, i, j, whole):
+        dimensions.append(whole)
+        return bounds(self, i, j, whole)
+
+    def spy_products(self, i, j):
+        measured.append(len(i))
+        return products(self, i, j)
+
+    monkeypatch.setattr(pruning.Pairs, "bounds", spy_bounds)
+    monkeypatch.setattr(pruning.Pairs, "products", spy_products)
+    monkeypatch.setattr(pruning, "SHARE", 0.2)
+    metrics.precision_recall(x, y)
+    diagonals = 4 + 3
+    assert sum(dimensions) < diagonals + 0.2 * len(dimensions)
+    assert sum(measured) < 0.25 * (200 * 200 / 2 + 150 * 150 / 2 + 200 * 150)
+
+
+def test_bounds_are_below_every_rounded_distance(generator):
+    for kind in ("flat", "decaying", "offset", "tiny", "outlier"):
+        x, y = features_of_kind(kind, generator)
+        pairs = pruning.Pairs(*pruning.clouds(x, y))
+        i, j = torch.arange(len(x)), torch.arange(len(y))
+        d = metrics._squared_distances(x, y, "adm")
+        assert bool((pairs.bounds(i, j, whole=True) <= d).all()), kind
+        assert bool((pairs.bounds(i, j, whole=False) <= d).all()), kind
 
 
 def test_arithmetic_is_half_precision_unless_a_tile_overflows(generator):
