@@ -170,7 +170,9 @@ def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     p = parser()
     args = p.parse_args(argv)
-    console, err = Console(), Console(stderr=True, highlight=False, soft_wrap=True)
+    # Where no terminal sets a limit, a table gets the width it needs.
+    console = Console() if sys.stdout.isatty() else Console(width=120)
+    err = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
         options = options_from(args)
     except ValueError as error:

@@ -81,27 +81,33 @@ def _several(results: dict) -> bool:
 
 
 def to_terminal(results: dict):
-    """A rich table: ours, and the paper's in brackets."""
+    """A rich table, FID / recall: ours, and the paper's below in brackets."""
+    from rich import box
     from rich.table import Table
 
-    table = Table(title=results["title"], title_style="bold", caption_justify="left",
-                  caption="ours (the paper's); FID: lower is better, recall: higher")  # fmt: skip
+    table = Table(title=results["title"], title_style="bold", box=box.SIMPLE_HEAD,
+                  caption="FID / recall: ours, and the paper's in brackets")  # fmt: skip
     table.add_column("dataset (backbone)")
     table.add_column("method")
     nfes = nfes_of(results)
     for nfe in nfes:
-        table.add_column(f"NFE {nfe}\nFID", justify="right")
-        table.add_column("\nrecall", justify="right")
-    for dataset, rows in groupby(results["rows"], key=lambda row: row["dataset"]):
+        table.add_column(f"NFE {nfe}", justify="right", no_wrap=True)
+    groups = groupby(results["rows"], key=lambda row: (row["dataset"], row["sampler"]))
+    for (dataset, _), rows in groups:
         table.add_section()
         for i, row in enumerate(rows):
             words = [dataset if i == 0 else "", method_of(row, _several(results))]
             for nfe in nfes:
                 cell = cell_of(row, nfe)
-                words.append(f"{ours(cell, 'fid', 2)}\n[dim]({cell['paper_fid'] or OPEN})[/]")
-                words.append(f"{ours(cell, 'recall', 3)}\n[dim]({cell['paper_recall'] or OPEN})[/]")
+                words.append(_pair(ours(cell, "fid", 2), ours(cell, "recall", 3)))
+                words[-1] += f"\n[dim]({_pair(cell['paper_fid'], cell['paper_recall'])})[/]"
             table.add_row(*words, style="red" if row["failed"] else None)
     return table
+
+
+def _pair(fid: str | None, recall: str | None) -> str:
+    """One word if both say the same, such as that there is no number."""
+    return f"{fid} / {recall}" if fid != recall else (fid or OPEN)
 
 
 def to_markdown(results: dict, picture: str) -> str:

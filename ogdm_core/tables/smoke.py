@@ -43,23 +43,27 @@ def write_digits(folder: Path, count: int = COUNT) -> None:
 
 
 class Digits(torch.utils.data.Dataset):
-    """The folder's images as latent-diffusion's data sets give them: [32, 32, 3] in [-1, 1]."""
+    """The folder's images as latent-diffusion's data sets give them: [size, size, 3] in [-1, 1]."""
 
-    def __init__(self, folder: str, count: int = COUNT):
-        self.files = sorted(Path(folder).glob("*.png"))[:count]
+    def __init__(self, folder: str, size: int = SIZE, count: int = COUNT):
+        self.files, self.size = sorted(Path(folder).glob("*.png"))[:count], size
 
     def __len__(self) -> int:
         return len(self.files)
 
     def __getitem__(self, i: int) -> dict[str, np.ndarray]:
         with Image.open(self.files[i]) as image:
+            image = image.resize((self.size, self.size))
             return {"image": np.asarray(image, dtype=np.float32) / 127.5 - 1}
 
 
 def features(images: Tensor) -> Tensor:
-    """uint8 [N, 3, H, W] -> [N, 8]: random convolutions, always the same ones."""
+    """uint8 [N, 3, H, W] -> [N, 8]: random convolutions, always the same ones.
+
+    Scaled so that FID has a readable size.
+    """
     with torch.no_grad():
-        return _network()(images.float().cpu() / 127.5 - 1)
+        return 100 * _network()(images.float().cpu() / 127.5 - 1)
 
 
 @cache
