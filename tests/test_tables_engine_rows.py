@@ -9,11 +9,14 @@ import zipfile
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from PIL import Image
 
 from ogdm_core.presets import PRESETS
 from ogdm_core.tables import __main__ as cli
-from ogdm_core.tables import check, paper, plan, render
+from ogdm_core.tables import check, paper, plan, reference, render, smoke
 from ogdm_core.tables.engine import Engine, Outcome
 from ogdm_core.tables.experiments import Builder, Options, select_rows
 from ogdm_core.tables.recipes import override
@@ -268,6 +271,36 @@ def test_a_dry_run_prints_commands_and_what_stands_in_the_way(options, capsys):
     assert "--ogdm-projection=heun" in out
     assert "Before this can run" in err and "run/setup.sh edm" in err
     assert not options.out.exists()
+
+
+# ---- images ----
+
+
+def test_digits_carry_their_labels_in_both_ways(tmp_path):
+    smoke.write_digits(tmp_path / "images", count=20)
+    labels = dict(json.loads((tmp_path / "images" / "dataset.json").read_text())["labels"])
+    files = sorted(p.name for p in (tmp_path / "images").glob("*.png"))
+    assert sorted(labels) == files and len(files) == 20
+    assert all(int(name.split("_")[0]) == label for name, label in labels.items())
+    image = smoke.Digits(str(tmp_path / "images"), count=3)[0]["image"]
+    assert image.shape == (32, 32, 3) and image.min() >= -1 and 0 < image.max() <= 1
+    images = torch.from_numpy(((image + 1) * 127.5).round().astype("uint8")).permute(2, 0, 1)
+    features = smoke.features(torch.stack([images, 255 - images]))
+    assert features.shape == (2, 8) and not torch.allclose(features[0], features[1])
+    assert torch.equal(features, smoke.features(torch.stack([images, 255 - images])))
+
+
+def test_reference_images_are_central_squares(tmp_path):
+    pixels = np.zeros((20, 41, 3), dtype=np.uint8)
+    pixels[:, 10:30] = 200
+    (tmp_path / "lsun" / "churches").mkdir(parents=True)
+    Image.fromarray(pixels).save(tmp_path / "lsun" / "churches" / "a.png")
+    (tmp_path / "lsun" / reference.LIST).write_text("a.png\n")
+    reference.main([str(tmp_path / "lsun"), str(tmp_path / "out"), "--size", "10"])
+    with Image.open(tmp_path / "out" / "000000.png") as image:
+        assert image.size == (10, 10) and np.asarray(image).min() == 200
+    with pytest.raises(SystemExit, match="church_outdoor_train.txt"):
+        reference.main([str(tmp_path), str(tmp_path / "out")])
 
 
 # ---- plan ---------------------------------------------------------------------------------------

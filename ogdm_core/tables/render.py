@@ -274,12 +274,15 @@ def plot(results: dict, path: Path) -> Path:
 
 
 def _plain_log_ticks(ax) -> None:
-    """5, 10, 20 rather than powers of ten, of which a panel may hold none."""
-    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+    """Plain numbers at a few round places, however many powers of ten a panel spans."""
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
-    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    low, high = ax.get_ylim()
+    subs = (1, 2, 5) if high / low < 100 else (1,)
+    major = MaxNLocator(5) if high / low < 10 else LogLocator(subs=subs)
+    ax.yaxis.set_major_locator(major)
     ax.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    ax.yaxis.set_minor_formatter(NullFormatter())
+    ax.yaxis.set_minor_locator(NullLocator())
 
 
 def _wrap(text: str, width: int) -> str:
