@@ -5,13 +5,14 @@ schedule       x_t = a_t x_0 + b_t eps: DiscreteVP (ADM, LDM, diffusers), Karras
 lookahead      s ~ U(1, min(t, floor(k T)))
 solvers        Phi(x_t, t, s; theta): the step that projects and samples
 samplers       Euler, Heun, S-PNDM, F-PNDM, stochastic
-discriminator  D_phi(x, t, s[, label])
+discriminator  D_phi(x, t, s[, label]), and light, a small one
 losses         L_emission, L_D, R1
 observer       Observer: owns D and takes turns with a trainer
 """
 
 from .config import OGDMConfig
 from .discriminator import Discriminator
+from .light import LightDiscriminator
 from .lookahead import sample_lookahead
 from .observer import Observer
 from .samplers import DISCRETISATIONS, SAMPLERS, sample, steps_for_nfe
@@ -26,6 +27,7 @@ __all__ = [
     "DiscreteVP",
     "Discriminator",
     "KarrasVE",
+    "LightDiscriminator",
     "OGDMConfig",
     "Observer",
     "Schedule",

@@ -44,7 +44,9 @@ class OGDMConfig:
     r1_every: int = _setting(
         16, "steps between R1 penalties; the weight is multiplied by it", low=1
     )
-    d_width: float = _setting(1.0, "width of D; 1 is the paper's size", above=0.0)
+    d_kind: str = _setting("paper", "D's architecture: the paper's, or a light one",
+                           choices=("paper", "light"))  # fmt: skip
+    d_width: float = _setting(1.0, "width of D; 1 is its full size", above=0.0)
     d_lr: float = _setting(1e-3, "learning rate of D", above=0.0)
     d_betas: tuple[float, float] = _setting((0.9, 0.999), "Adam's betas for D, as B1,B2",
                                             low=0.0, high=1.0)  # fmt: skip

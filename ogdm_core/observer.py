@@ -24,12 +24,14 @@ from torch import distributed as dist
 
 from .config import OGDMConfig
 from .discriminator import Discriminator
+from .light import LightDiscriminator
 from .lookahead import reach, sample_lookahead
 from .losses import emission_loss, fake_loss, r1_penalty, real_loss
 from .schedule import Schedule, expand
 from .solvers import EpsFn, project
 
 STATE_VERSION = 1
+KINDS = {"paper": Discriminator, "light": LightDiscriminator}
 
 
 @dataclass
@@ -51,7 +53,7 @@ class Observer:
     schedule   noise schedule of the denoiser
     channels   of the (latent) images [N, channels, size, size]
     labels     number of classes that D is told about, 0 for none
-    build      makes D from (channels, size, labels, width); for data that are not images
+    build      makes D from (channels, size, labels, width); by default config.d_kind's, for images
     """
 
     def __init__(
@@ -62,13 +64,13 @@ class Observer:
         size: int,
         labels: int = 0,
         device: torch.device | str = "cpu",
-        build: Callable[..., torch.nn.Module] = Discriminator,
+        build: Callable[..., torch.nn.Module] | None = None,
     ):
         reach(schedule, config.k)
         self.config, self.schedule, self.device = config, schedule, torch.device(device)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(config.seed)  # torch.manual_seed: CUDA's as well
-            D = build(channels, size, labels, config.d_width)
+            D = (build or KINDS[config.d_kind])(channels, size, labels, config.d_width)
         self.D = D.to(self.device)
         self._built_for = {"channels": channels, "size": size, "labels": labels}
         for p in self.D.parameters():
@@ -242,7 +244,7 @@ class Observer:
                 "not an observer's state (or of another version); start without it to train a "
                 "new discriminator"
             )
-        theirs, ours = state["shape"], self._shape()
+        theirs, ours = {"d_kind": "paper"} | state["shape"], self._shape()
         if theirs != ours:
             differ = ", ".join(f"{k} {theirs.get(k)} != {v}" for k, v in ours.items()
                                if theirs.get(k) != v)  # fmt: skip
@@ -259,8 +261,9 @@ class Observer:
         self.skipped.fill_(state["skipped"])
         self._pending.clear()
 
-    def _shape(self) -> dict[str, float]:
-        return self._built_for | {"d_width": self.config.d_width}
+    def _shape(self) -> dict[str, float | str]:
+        c = self.config
+        return self._built_for | {"d_kind": c.d_kind, "d_width": c.d_width}
 
     # ---- helpers ------------------------------------------------------------------------------
 

@@ -538,6 +538,7 @@ def test_settings_of_the_run_win_over_those_of_the_state():
 @pytest.mark.parametrize(("other", "named"), [
     ({"size": 16}, "size 16 != 8"), ({"channels": 1}, "channels 1 != 3"),
     ({"labels": 10}, "labels 10 != 0"), ({"d_width": 0.2}, "d_width 0.2 != 0.02"),
+    ({"d_kind": "light"}, "d_kind light != paper"),
 ])  # fmt: skip
 def test_the_state_of_another_discriminator_is_refused(other, named):
     observer = make_observer()
