@@ -17,9 +17,24 @@ SLOPE = 0.2
 GAIN = math.sqrt(2 / (1 + SLOPE**2))
 
 
-def activate(x: Tensor) -> Tensor:
-    """Leaky ReLU, scaled to keep the variance of a normal input."""
-    return F.leaky_relu(x, SLOPE) * GAIN
+def scaled(z: Tensor, scale: float, bias: Tensor | None) -> Tensor:
+    """scale z + bias, in one pass over z [N, C, ...].
+
+    A layer's scale meets its output here, not its weights: that would take a copy of them, which
+    the backward pass keeps, and at small batches weights are most of D's memory.
+    """
+    if bias is None:
+        return z * scale
+    return torch.add(bias.to(z.dtype).reshape(-1, *[1] * (z.ndim - 2)), z, alpha=scale)
+
+
+def activated(layer: nn.Module, x: Tensor, gain: float = 1.0) -> Tensor:
+    """Leaky ReLU of layer(x), scaled to keep the variance of a normal input, times gain.
+
+    leaky(c z) = c leaky(z) for c > 0, so the factors join the layer's own scale. In place: the
+    backward pass reads the sign from the result, and no second copy is kept.
+    """
+    return F.leaky_relu_(layer(x, GAIN * gain), SLOPE)
 
 
 class Linear(nn.Module):
@@ -31,8 +46,8 @@ class Linear(nn.Module):
         self.bias = nn.Parameter(torch.zeros(n_out))
         self.scale = 1 / math.sqrt(n_in)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight * self.scale, self.bias)
+    def forward(self, x: Tensor, gain: float = 1.0) -> Tensor:
+        return scaled(F.linear(x, self.weight), self.scale * gain, self.bias * gain)
 
 
 class Conv(nn.Module):
@@ -48,16 +63,20 @@ class Conv(nn.Module):
             tap = torch.tensor([1.0, 3.0, 3.0, 1.0]) / 8
             self.register_buffer("blur", torch.outer(tap, tap)[None, None], persistent=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        weight = self.weight * self.scale
+    def forward(self, x: Tensor, gain: float = 1.0) -> Tensor:
+        bias = None if self.bias is None else self.bias * gain
+        return scaled(self.convolve(x), self.scale * gain, bias)
+
+    def convolve(self, x: Tensor) -> Tensor:
+        """The convolution alone, with weights as they are stored."""
         if not self.down:
-            return F.conv2d(x, weight, self.bias, padding=self.kernel // 2)
+            return F.conv2d(x, self.weight, padding=self.kernel // 2)
         blur = self.blur.expand(x.shape[1], 1, 4, 4).to(x.dtype)
         if self.kernel == 1:  # blur only where the stride lands
             x = F.conv2d(x, blur, stride=2, padding=1, groups=x.shape[1])
-            return F.conv2d(x, weight, self.bias)
+            return F.conv2d(x, self.weight)
         x = F.conv2d(x, blur, padding=2, groups=x.shape[1])
-        return F.conv2d(x, weight, self.bias, stride=2)
+        return F.conv2d(x, self.weight, stride=2)
 
 
 class Block(nn.Module):
@@ -70,8 +89,9 @@ class Block(nn.Module):
         self.skip = Conv(n_in, n_out, 1, bias=False, down=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = activate(self.conv_1(activate(self.conv_0(x))))
-        return (y + self.skip(x)) * math.sqrt(0.5)
+        half = math.sqrt(0.5)
+        y = activated(self.conv_1, activated(self.conv_0, x), half)
+        return torch.add(y, self.skip.convolve(x), alpha=self.skip.scale * half)
 
 
 def minibatch_std(x: Tensor, parts: int = 1, most: int = 4) -> Tensor:
@@ -140,7 +160,7 @@ class Discriminator(nn.Module):
         z = torch.cat(parts, 1)
         z = z * (z.square().mean(1, keepdim=True) + 1e-8).rsqrt()
         for layer in self.mapping:
-            z = activate(layer(z))
+            z = activated(layer, z)
         return z
 
     def forward(
@@ -150,10 +170,10 @@ class Discriminator(nn.Module):
         if x.shape[1:] != (self.channels, self.size, self.size):
             expected = (self.channels, self.size, self.size)
             raise ValueError(f"D expects images of shape {expected}, got {tuple(x.shape[1:])}")
-        x = activate(self.first(x))
+        x = activated(self.first, x)
         for block in self.blocks:
             x = block(x)
-        x = activate(self.conv(minibatch_std(x, parts)))
-        features = self.out(activate(self.dense(x.flatten(1)))).float()
+        x = activated(self.conv, minibatch_std(x, parts))
+        features = self.out(activated(self.dense, x.flatten(1))).float()
         z = self.condition(t, s, label).float()
         return (features * z).sum(1) / math.sqrt(z.shape[1])
