@@ -76,6 +76,7 @@ class Benchmark:
         self.backbone = find_backbone(args.backbone)
         self.results: dict = {}
         self.timings = Timings()
+        self.counted: set[str] = set()  # in this process, which warmed it up
         self._trainer: Trainer | None = None
         self._subjects: dict[str, Subject] = {}
 
@@ -150,13 +151,14 @@ class Benchmark:
                 self.trainer.step(None, None, lambda phase: _Silent())
             found = {kind: count_step(self.trainer, subject, kind) for kind in subject.kinds()}
             counts[name] = {"kinds": found, "weights": subject.kinds()}
+            self.counted.add(name)
             self.save()
 
     def time(self) -> None:
         """Rounds of timed steps until there are --repeats of them."""
         if self.timings.rounds >= self.args.repeats and self._timed_all():
             return
-        for name, kind in warm_up(self.trainer, self.subjects):
+        for name, kind in warm_up(self.trainer, self.subjects, self.counted):
             self.say(f"warming up: {name} {kind}")
         while self.timings.rounds < self.args.repeats or not self._timed_all():
             number = self.timings.rounds + 1

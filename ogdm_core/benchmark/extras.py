@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from ..config import OGDMConfig
 from ..observer import Observer
 from ..samplers import sample
+from .measure import exercise
 from .rounds import quartiles
 from .trainers import ROOT, Trainer
 
@@ -103,17 +104,9 @@ def bookkeeping(trainer: Trainer, baseline_seconds: float, repeats: int = 30) ->
         OGDMConfig(), trainer.schedule, 3, trainer.size.resolution, device=trainer.device,
         build=_Nothing,
     )  # fmt: skip
-    x_0, n = trainer.images, trainer.size.batch
-    eps = torch.randn(x_0.shape, generator=torch.Generator().manual_seed(0)).to(x_0)
-    t = torch.full((n,), trainer.schedule.T, device=trainer.device)
-    x_t = trainer.schedule.diffuse(x_0, eps, t)
-    eps_t = eps.clone().requires_grad_()
-
-    def once() -> None:
-        observer.observe(x_0=x_0, eps=eps, x_t=x_t, t=t, eps_t=eps_t).sum().backward()
-        observer.step()
-
-    taken = [_seconds(once, trainer.device) for _ in range(repeats + 3)][3:]
+    taken = [
+        _seconds(lambda: exercise(trainer, observer), trainer.device) for _ in range(repeats + 3)
+    ][3:]
     return {
         "seconds": median(taken),
         "quartiles": quartiles(taken),

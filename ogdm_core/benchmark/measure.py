@@ -162,6 +162,20 @@ def take_step(trainer: Trainer, subject: Subject, kind: str) -> dict[str, float]
     return watch.seconds()
 
 
+def exercise(trainer: Trainer, observer: Observer, kind: str = "plain") -> None:
+    """The observer's part of a step by itself, at the noisiest time, on a network's stand-in."""
+    observer.steps = 0 if kind == "r1" else 1
+    x_0, schedule = trainer.images, trainer.schedule
+    eps = torch.randn(x_0.shape, generator=torch.Generator().manual_seed(0)).to(x_0)
+    t = torch.full((len(x_0),), schedule.T, device=trainer.device)
+    x_t = schedule.diffuse(x_0, eps, t)
+    eps_t = eps.clone().requires_grad_()
+    observer.observe(
+        x_0=x_0, eps=eps, x_t=x_t, t=t, eps_t=eps_t, eps_fn=lambda x, t: eps_t
+    ).sum().backward()
+    observer.step()
+
+
 # ---- operations, evaluations, memory ------------------------------------------------------------
 
 

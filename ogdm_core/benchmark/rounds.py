@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from statistics import median, quantiles
 
 from .cases import CASES
-from .measure import BASELINE, Subject, take_step
+from .measure import BASELINE, Subject, exercise, take_step
 from .trainers import Trainer
 
 R1_EVERY = 2  # rounds between timings of a lazy R1's step, which weighs little
@@ -51,6 +51,10 @@ class Timings:
     baseline: list[dict[str, float]] = field(default_factory=list)
     rounds: int = 0
 
+    def count(self, name: str, kind: str) -> int:
+        """How often a kind of step of a case was timed."""
+        return sum(t.kind == kind for t in self.cases.get(name, []))
+
     def to_dict(self) -> dict:
         """Plain values."""
         cases = {
@@ -66,18 +70,23 @@ class Timings:
         return cls(cases, values["baseline"], values["rounds"])
 
 
-def plan(subjects: dict[str, Subject], number: int) -> list[tuple[str, str]]:
-    """(case, kind of step) in the order of round `number`."""
+def plan(subjects: dict[str, Subject], timings: Timings) -> list[tuple[str, str]]:
+    """(case, kind of step) in the order of the next round.
+
+    The order rotates, and what an interrupted round did not come to goes first.
+    """
+    number = timings.rounds
     names = [name for name in subjects if name != BASELINE]
     names = names[number % len(names) :] + names[: number % len(names)]
     if number % 2:
         names.reverse()
-    return [
+    steps = [
         (name, kind)
         for name in names
         for kind, weight in subjects[name].kinds().items()
-        if weight > 0.5 or number % R1_EVERY == 0
+        if weight > 0.5 or number % R1_EVERY == 0 or not timings.count(name, kind)
     ]
+    return sorted(steps, key=lambda step: timings.count(*step))
 
 
 def run_round(
@@ -91,7 +100,7 @@ def run_round(
 
     yield BASELINE, "plain"
     before = baseline()
-    for name, kind in plan(subjects, timings.rounds):
+    for name, kind in plan(subjects, timings):
         yield name, kind
         phases = take_step(trainer, subjects[name], kind)
         yield BASELINE, "plain"
@@ -102,12 +111,27 @@ def run_round(
     timings.rounds += 1
 
 
-def warm_up(trainer: Trainer, subjects: dict[str, Subject]) -> Iterator[tuple[str, str]]:
-    """One untimed step of each kind: libraries choose and build their kernels."""
+def warm_up(
+    trainer: Trainer, subjects: dict[str, Subject], done: set[str]
+) -> Iterator[tuple[str, str]]:
+    """Untimed work of the shapes to come, so that libraries choose and build their kernels.
+
+    One step of the baseline, and each kind of D alone; nothing for subjects in `done`.
+    """
+    seen = set()
     for subject in subjects.values():
+        if subject.name in done:
+            continue
         for kind in subject.kinds():
-            yield subject.name, kind
-            take_step(trainer, subject, kind)
+            if subject.observer is None:
+                yield subject.name, kind
+                take_step(trainer, subject, kind)
+                continue
+            c = subject.observer.config
+            if (key := (c.d_width, c.d_precision, c.fused, kind)) not in seen:
+                seen.add(key)
+                yield subject.name, kind
+                exercise(trainer, subject.observer, kind)
 
 
 def quartiles(values: list[float]) -> list[float]:
