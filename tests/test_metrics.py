@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from ogdm_core import metrics, pruning
+from ogdm_core import halves, metrics
 
 
 @pytest.fixture
@@ -144,7 +144,7 @@ def test_memory_stays_blocked_and_the_answer_does_not_depend_on_the_block(
     y = torch.randn(91, 12, generator=generator) * 1.3
     tiles = []
     where, name = {
-        "adm": (pruning.Pairs, "bounds"),
+        "adm": (halves, "tile"),
         "float32": (metrics, "_squared_distances_both_ways"),
     }[arithmetic]
     plain = getattr(where, name)
@@ -157,7 +157,7 @@ def test_memory_stays_blocked_and_the_answer_does_not_depend_on_the_block(
     whole = metrics.precision_recall(x, y, arithmetic=arithmetic, block=1000)
     assert max(tiles) == 157
     tiles.clear()
-    for block in (3, 7, 16, 90):
+    for block in (23, 90):
         assert metrics.precision_recall(x, y, arithmetic=arithmetic, block=block) == whole
         assert max(tiles) <= block
         tiles.clear()
@@ -167,7 +167,14 @@ def test_memory_stays_blocked_and_the_answer_does_not_depend_on_the_block(
     assert 0 < whole[0] < 1 and 0 < whole[1] < 1
 
 
-# ---------------------------------------------------------------- pairs that are never computed
+@pytest.mark.parametrize("arithmetic", ["adm", "float32"])
+def test_blocks_may_be_smaller_than_a_neighbourhood(generator, arithmetic):
+    x, y = torch.randn(2, 20, 5, generator=generator)
+    small = metrics.precision_recall(x, y, arithmetic=arithmetic, block=3)
+    assert small == metrics.precision_recall(x, y, arithmetic=arithmetic)
+
+
+# ---------------------------------------------------------------- pairs that are never rounded
 
 
 def every_pair(x, y, k=3):
@@ -178,6 +185,9 @@ def every_pair(x, y, k=3):
     d = metrics._squared_distances(x, y, "adm")
     precision = float((d <= radii_x[:, None]).any(0).double().mean())
     return (precision, float((d <= radii_y).any(1).double().mean())), radii_x
+
+
+KINDS = ("flat", "decaying", "duplicates", "offset", "tiny", "outlier")
 
 
 def features_of_kind(kind, generator, size=600):
@@ -196,49 +206,39 @@ def features_of_kind(kind, generator, size=600):
     return x, y
 
 
-@pytest.mark.parametrize("kind", ["flat", "decaying", "duplicates", "offset", "tiny", "outlier"])
-def test_pruning_changes_nothing(generator, monkeypatch, kind):
+@pytest.mark.parametrize("kind", KINDS)
+def test_rounding_only_what_matters_changes_nothing(generator, monkeypatch, kind):
     x, y = features_of_kind(kind, generator)
     expected, radii = every_pair(x, y)
-    for tile, share in ((64, pruning.SHARE), (64, 1.0), (1000, 0.2)):
+    for tile in (64, 1000):
         monkeypatch.setattr(metrics, "TILE", tile)
-        monkeypatch.setattr(pruning, "SHARE", share)
         assert torch.equal(metrics.manifold_radii(x), radii)
         assert metrics.precision_recall(x, y) == expected
 
 
-def test_pruning_prunes(generator, monkeypatch):
-    """Features whose variance decays, as a real net's does, hardly ever need all dimensions."""
+def test_few_pairs_are_rounded(generator, monkeypatch):
     x, y = features_of_kind("decaying", generator)
     monkeypatch.setattr(metrics, "TILE", 50)
-    dimensions, measured = [], []
-    bounds, products = pruning.Pairs.bounds, pruning.Pairs.products
+    rounded, pairs = [], halves.Tile.pairs
 
-    def spy_bounds(self, i, j, whole):
-        dimensions.append(whole)
-        return bounds(self, i, j, whole)
+    def spy(self, mask):
+        rounded.append(int(mask.sum()))
+        return pairs(self, mask)
 
-    def spy_products(self, i, j):
-        measured.append(len(i))
-        return products(self, i, j)
-
-    monkeypatch.setattr(pruning.Pairs, "bounds", spy_bounds)
-    monkeypatch.setattr(pruning.Pairs, "products", spy_products)
-    monkeypatch.setattr(pruning, "SHARE", 0.2)
+    monkeypatch.setattr(halves.Tile, "pairs", spy)
     metrics.precision_recall(x, y)
-    diagonals = 4 + 3
-    assert sum(dimensions) < diagonals + 0.2 * len(dimensions)
-    assert sum(measured) < 0.25 * (200 * 200 / 2 + 150 * 150 / 2 + 200 * 150)
+    assert sum(rounded) < 0.1 * (200 * 200 + 150 * 150 + 200 * 150)
 
 
-def test_bounds_are_below_every_rounded_distance(generator):
-    for kind in ("flat", "decaying", "offset", "tiny", "outlier"):
-        x, y = features_of_kind(kind, generator)
-        pairs = pruning.Pairs(*pruning.clouds(x, y))
-        i, j = torch.arange(len(x)), torch.arange(len(y))
-        d = metrics._squared_distances(x, y, "adm")
-        assert bool((pairs.bounds(i, j, whole=True) <= d).all()), kind
-        assert bool((pairs.bounds(i, j, whole=False) <= d).all()), kind
+@pytest.mark.parametrize("kind", KINDS)
+def test_bounds_are_below_every_rounded_distance(generator, kind):
+    x, y = features_of_kind(kind, generator)
+    tile = halves.tile(*map(halves.cloud, (x, y)), torch.arange(len(x)), torch.arange(len(y)))
+    d = metrics._squared_distances(x, y, "adm")
+    assert bool((tile.bounds <= d).all())
+    # and not far below, or nothing would be ruled out
+    squared = x.square().sum(1)[:, None] + y.square().sum(1)
+    assert bool((tile.bounds >= d - 16 * halves.EPS * squared - 1e-3).all())
 
 
 def test_arithmetic_is_half_precision_unless_a_tile_overflows(generator):
