@@ -85,6 +85,7 @@ class Trainer:
         if case.naive:  # what D is shown costs the naive schedule one more evaluation
             with phase("denoiser"), torch.no_grad():
                 again()
+        self.optimizer.zero_grad(set_to_none=True)  # as the splice does: D's step needs the room
         with phase("d_step"):
             observer.step()
 

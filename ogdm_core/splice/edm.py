@@ -224,7 +224,8 @@ class Observed(Plain):
         return loss + emission.reshape(-1, 1, 1, 1)
 
     def step(self) -> None:
-        """D's turn."""
+        """D's turn. The network's gradients have served; upstream drops them only after it."""
+        self.net.zero_grad(set_to_none=True)
         self.observer.step()
 
     def report(self, report: Callable) -> list[str]:
