@@ -187,7 +187,8 @@ class Benchmark:
             ("bookkeeping", "timing the observer's bookkeeping",
              lambda: extras.bookkeeping(self.trainer, self._baseline_seconds())),
             ("checkpoint", "timing the observer's checkpoint", lambda: extras.checkpoint(observer)),
-            ("sampling", "timing samplers", lambda: extras.sampling(self.trainer, observer)),
+            ("sampling", "timing samplers",
+             lambda: extras.sampling(self.trainer, observer, max(2, self.args.repeats))),
             ("import", "timing imports", extras.import_time),
         ):  # fmt: skip
             self.say(words)

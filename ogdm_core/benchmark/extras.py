@@ -20,17 +20,17 @@ from .measure import exercise
 from .rounds import quartiles
 from .trainers import ROOT, Trainer
 
-NFE = 5
+NFE = 4
 
 
 def sampling(trainer: Trainer, observer: Observer, repeats: int = 3) -> dict:
-    """Euler's method with a plain network and with one that observation trained, turn by turn.
+    """One image by Euler's method, with a plain network and with one that observation trained.
 
     Both are the same class with other weights; the discriminator has no part in sampling, which
     its count of evaluations shows.
     """
     trained = trainer.eps_fn()
-    shape = (trainer.size.batch, 3, trainer.size.resolution, trainer.size.resolution)
+    shape = (1, 3, trainer.size.resolution, trainer.size.resolution)
     noise = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(trainer.device)
     x_T = trainer.schedule.prior(noise)
     calls = {"denoiser": 0, "d": 0}
