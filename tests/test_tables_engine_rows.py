@@ -237,6 +237,24 @@ def test_prepared_data_will_do_without_the_archive(options):
     assert data.build(data.folder) == []
 
 
+def test_a_checkpoint_of_ldm_needs_its_config(options, tmp_path):
+    path = tmp_path / "model.ckpt"
+    path.touch()
+    given = replace(options, checkpoints=(("lsun-church-ldm-baseline", str(path)),))
+    assert any("no config.yaml beside" in problem for problem in check.problems(given))
+    (tmp_path / "config.yaml").touch()
+    assert not any("no config.yaml beside" in problem for problem in check.problems(given))
+
+
+def test_a_prepared_lsun_is_linked_where_upstream_looks(options):
+    (options.data / "lsun").mkdir(parents=True)
+    rows = experiments(replace(options, rows=("lsun-church-ldm-baseline",)))
+    data = next(s for s in rows[0].stages if s.name == "lsun-church/data")
+    (command,) = data.build(data.folder)
+    place = options.third_party / "latent-diffusion" / "data" / "lsun"
+    assert command.argv == ("ln", "-sfn", str(options.data / "lsun"), str(place))
+
+
 def test_a_checkpoint_spares_the_data_that_training_alone_needs(options, tmp_path):
     (tmp_path / "x.pkl").touch()
     (options.data / "cifar10").mkdir(parents=True)

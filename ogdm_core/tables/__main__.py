@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import signal
 import sys
 from pathlib import Path
 
@@ -221,6 +222,9 @@ def run(
         f"{len(experiments)} rows, {len(engine.stages)} stages, {todo} to do; in {options.out}"
     )
     status = 0
+    signal.signal(
+        signal.SIGTERM, signal.default_int_handler
+    )  # as a cluster ends a job: like Ctrl-C
     try:
         with Watch(engine, err) as watch:
             engine.run(watch.tell, watch.tick)

@@ -8,15 +8,18 @@ import shutil
 from pathlib import Path
 
 from ..presets import PRESETS, Preset
+from ..splice.ldm import run_configs
 from . import paper
 from .experiments import Options, baseline_of, presets_of, reachable, select_rows
-from .recipes import LDM, RECIPES
+from .recipes import EDM, LDM, RECIPES
 from .sources import SOURCES, missing
 
-# What a training leaves on the disk, in GB: a checkpoint of network, EMA, optimiser and D, and how
-# often the backbone keeps one. The paper's networks have 54, 56 and 295 million parameters.
-CHECKPOINT_GB = {"adm": 1.2, "edm": 0.25, "ldm": 7.0}
-KEPT_EVERY = {"adm": 10_000 * 128, "edm": 2_500_000, "ldm": 12_000_000}  # in images
+# GB of a checkpoint at the paper's size: network, EMA, two moments of Adam, and D with its own.
+CHECKPOINT_GB = {"adm": 1.2, "edm": 1.2, "ldm": 5.5}
+ADM_INTERVAL, LDM_KEPT = (
+    10_000,
+    4,
+)  # upstream's: steps between checkpoints; the best three, the last
 SMOKE_GB = 1.0
 
 
@@ -97,7 +100,16 @@ def _checkpoints(options: Options, table: paper.Table) -> list[str]:
             found.append(f"--checkpoint: {name}: only EDM's scripts read URLs; download {path}")
         elif not url and not Path(path).is_file():
             found.append(f"--checkpoint: {name}: there is no file {path}")
+        elif PRESETS[known[name]].backbone == "ldm" and not _has_config(Path(path)):
+            found.append(
+                f"--checkpoint: {name}: no config.yaml beside {path}, and it is in no "
+                "training run either; latent-diffusion needs the model's config"
+            )
     return found
+
+
+def _has_config(checkpoint: Path) -> bool:
+    return checkpoint.with_name("config.yaml").is_file() or bool(run_configs(str(checkpoint)))
 
 
 def _upstream(options: Options, backbone: str) -> list[str]:
@@ -147,15 +159,18 @@ def _first_stage(options: Options, presets: dict[str, list[Preset]]) -> list[str
             f"released model: --checkpoint {wanted[0].name}=model.ckpt"]  # fmt: skip
 
 
+def checkpoints_kept(preset: Preset) -> int:
+    """How many checkpoints a training leaves on the disk."""
+    by_backbone = {"adm": preset.steps // ADM_INTERVAL + 1, "edm": EDM.DUMPS, "ldm": LDM_KEPT}
+    return by_backbone[preset.backbone]
+
+
 def disk_gb(options: Options, presets: dict[str, list[Preset]], cells: int) -> dict[str, float]:
     """GB that the data sets, the checkpoints and the samples take."""
     if options.smoke:
         return {"smoke run": SMOKE_GB}
     data = {p.dataset: SOURCES[p.dataset].gigabytes for p in presets["sample"]}
-    kept = sum(
-        CHECKPOINT_GB[p.backbone] * max(1, round(p.images / KEPT_EVERY[p.backbone]))
-        for p in presets["train"]
-    )
+    kept = sum(CHECKPOINT_GB[p.backbone] * checkpoints_kept(p) for p in presets["train"])
     size = max((SOURCES[p.dataset].size for p in presets["sample"]), default=0)
     samples = sum(
         options.samples * 3 * SOURCES[p.dataset].size ** 2 / 1e9 for p in presets["sample"]

@@ -107,6 +107,7 @@ class EDM(Recipe):
     trained, sampled = ("model.pkl", "network-snapshot-*.pkl"), ("samples.npz", "")
     scrap = ("images",)
     meter = r"kimg ([\d.]+)"
+    DUMPS: ClassVar = 20  # checkpoints a training
 
     def small(self, preset: Preset) -> Preset:
         """In a smoke run a thousand images, the least that upstream counts."""
@@ -114,10 +115,12 @@ class EDM(Recipe):
 
     def train_argv(self, preset: Preset, ranks: int, folder: str, data: str, init: str):
         """train.py, straight into the folder."""
-        extra = ["--nosubdir", f"--seed={self.seed}"]
+        # Upstream's state dumps, every 25 million images, come too seldom to resume a fine-tune.
+        ticks = 1 if self.smoke else round(preset.images / 50_000 / self.DUMPS)
+        extra = ["--nosubdir", f"--seed={self.seed}", f"--snap={ticks}", f"--dump={ticks}"]
         extra += [f"--transfer={init}"] if init else []
         if self.smoke:
-            extra += ["--cbase=8", "--cres=1", "--tick=1", "--snap=1", "--dump=1"]
+            extra += ["--cbase=4", "--cres=1", "--tick=1", "--augment=0"]
             extra += ["--ogdm-d-width=0.02"] if preset.ogdm else []
         argv = edm.command(self.small(preset), data, ranks, folder, Path("."), extra)
         return [_beside("torchrun"), *argv[1:]]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .recipes import Recipe
+from .reference import LIST
 from .stages import ROOT, Command, Stage
 
 REFERENCE_SIZE = 256  # LSUN's images have sizes of their own; latent-diffusion is shown 256x256
@@ -88,7 +89,7 @@ def _prepared(dataset: str, recipe: Recipe, work: Path, data: Path) -> Stage:
 
     def build(_: Path) -> list[Command]:
         if folder.exists() and not archive.is_file():
-            return []
+            return _linked(folder, recipe.home) if dataset == "lsun-church" else []
         script = str(ROOT / "run" / "prepare_data.sh")
         argv = [script, COMMANDS[dataset], str(archive), str(folder)]
         if dataset == "lsun-church":
@@ -98,6 +99,14 @@ def _prepared(dataset: str, recipe: Recipe, work: Path, data: Path) -> Stage:
         return [Command(tuple(argv))]
 
     return Stage(f"{dataset}/data", "data", work, (dataset,), build, product=str(folder))
+
+
+def _linked(folder: Path, home: Path) -> list[Command]:
+    """Puts a prepared LSUN where latent-diffusion looks for it, which prepare_data.sh does too."""
+    place = home / "data" / "lsun"
+    if (place / LIST).is_file():
+        return []
+    return [Command(("ln", "-sfn", str(folder.resolve()), str(place)))]
 
 
 def _cropped(images: Stage, work: Path, data: Path) -> Stage:
