@@ -13,6 +13,7 @@ from ogdm_core import DiscreteVP
 from ogdm_core.benchmark import __main__ as program
 from ogdm_core.benchmark import extras, measure, report, rounds
 from ogdm_core.benchmark.cases import CASES, DEFAULT, LIGHT_WIDTH, choose
+from ogdm_core.benchmark.shapes import growth_of_operations
 from ogdm_core.benchmark.trainers import QUICK, DiffusersTrainer, Trainer, find_backbone, tensors
 from ogdm_core.embedded import quickstart
 from ogdm_core.splice import diffusers as splice
@@ -113,6 +114,21 @@ def test_operations_are_torchs_count(trainer):
     pixels = QUICK.batch * QUICK.resolution**2
     first, second = 2 * pixels * 3 * 4 * 9, 2 * pixels * 4 * 3
     assert found == theirs.get_total_flops() == 2 * first + 3 * second  # no gradient of images
+
+
+@pytest.mark.parametrize("name", ["euler_exact", "euler_light", "euler_r1"])
+def test_operations_from_shapes_are_those_of_real_steps(trainer, name):
+    subject = measure.subjects(trainer, [name], quick=True)[name]
+    plain = measure.count_step(trainer, measure.Subject("baseline"), "plain")["flops"]
+    expected = sum(
+        weight * measure.count_step(trainer, subject, kind)["flops"]
+        for kind, weight in subject.kinds().items()
+    )
+    without_data = ToyTrainer(device=torch.device("meta"))
+    found = growth_of_operations(without_data, (name,), quick=True)[name]["flops_ratio"]
+    assert found == pytest.approx(expected / plain, rel=1e-6)
+    with pytest.raises(ValueError, match="heun_exact is not counted from shapes"):
+        growth_of_operations(without_data, ("heun_exact",), quick=True)
 
 
 def test_peak_memory_is_the_state_and_the_highest_level_of_a_step(trainer):
@@ -310,6 +326,7 @@ def test_another_setup_does_not_mix_with_what_is_there(run, capsys):
         (["--out", "speed.txt"], "name a file that ends in .json"),
         (["--resolutions", "33"], "33 is not a power of two from 8"),
         (["--batches", "two"], "give whole numbers like 32,64"),
+        (["--no-time"], "--no-time counts growth: give --resolutions, --batches or --channels"),
         (["--channels", "20"], "20 is not a multiple of 16"),
         (["--device", "tpu"], "--device: 'tpu' is not here; use cpu"),
     ],

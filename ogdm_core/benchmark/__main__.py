@@ -22,8 +22,9 @@ import torch
 
 from . import extras, report
 from .cases import CASES, GROWTH, choose
-from .measure import BASELINE, Subject, count_step, subjects
+from .measure import BASELINE, Subject, count_step, silent, subjects
 from .rounds import Timings, quartiles, run_round, summarise, warm_up
+from .shapes import growth_of_operations
 from .trainers import PAPER, QUICK, Size, Trainer, build, find_backbone
 
 GROWTH_REPEATS = 2
@@ -58,6 +59,11 @@ def parser() -> argparse.ArgumentParser:
     add("--resolutions", metavar="R,...", help="growth: also measure at these image sizes")
     add("--batches", metavar="N,...", help="growth: also measure at these batch sizes")
     add("--channels", metavar="C,...", help="growth: also measure with these network widths")
+    add(
+        "--no-time",
+        action="store_true",
+        help="growth: count operations from shapes, in seconds; time nothing at all",
+    )
     add("--quick", action="store_true", help="a tiny network and D: a trial of the machinery")
     add("--no-extras", action="store_true", help="leave out sampling, imports and checkpoints")
     add("--fresh", action="store_true", help="forget what --out holds and start anew")
@@ -132,8 +138,11 @@ class Benchmark:
         from ..embedded.quickstart import commit, versions
 
         self.finish()
+        command = shlex.join(["run/benchmark.sh", *self.argv])
+        earlier = [c for c in self.results.get("commands", []) if c != command]
         self.results |= {
-            "command": shlex.join(["run/benchmark.sh", *self.argv]),
+            "command": command,
+            "commands": [*earlier, command],  # all that added to this file
             "commit": commit(),
             "versions": versions(),
             "timings": self.timings.to_dict(),
@@ -148,7 +157,7 @@ class Benchmark:
                 continue
             self.say(f"counting {name}")
             if name == BASELINE:  # Adam makes its state in a first step
-                self.trainer.step(None, None, lambda phase: _Silent())
+                self.trainer.step(None, None, silent)
             found = {kind: count_step(self.trainer, subject, kind) for kind in subject.kinds()}
             counts[name] = {"kinds": found, "weights": subject.kinds()}
             self.counted.add(name)
@@ -208,10 +217,15 @@ class Benchmark:
                 continue
             self._trainer, self._subjects = None, {}  # make room
             self.say(f"growth: {key}")
+            if self.args.no_time:
+                trainer = build(self.backbone, size, torch.device("meta"))
+                done.append(key | {"cases": growth_of_operations(trainer, GROWTH, self.args.quick)})
+                self.save()
+                continue
             trainer = build(self.backbone, size, self.device)
             group = subjects(trainer, list(GROWTH), self.args.quick)
             timings, counts = Timings(), {}
-            trainer.step(None, None, lambda phase: _Silent())
+            trainer.step(None, None, silent)
             for name, subject in group.items():
                 kinds = {kind: count_step(trainer, subject, kind) for kind in subject.kinds()}
                 counts[name] = {"kinds": kinds, "weights": subject.kinds()}
@@ -256,16 +270,6 @@ class Benchmark:
 
     def _weights(self, name: str) -> dict[str, float] | None:
         return self._subjects[name].kinds() if name in self._subjects else None
-
-
-class _Silent:
-    """A phase that nobody times."""
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exception):
-        return False
 
 
 def relate(counts: dict, baseline: dict) -> dict:
@@ -334,6 +338,8 @@ def main(argv: list[str] | None = None) -> int:
             " or cuda" if torch.cuda.is_available() else ""))  # fmt: skip
     if args.out.suffix != ".json":
         p.error(f"--out: {str(args.out)!r} is not allowed; name a file that ends in .json")
+    if args.no_time and not (args.resolutions or args.batches or args.channels):
+        p.error("--no-time counts growth: give --resolutions, --batches or --channels with it")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     torch.set_num_threads(args.threads or cores)
     console = Console(stderr=False)
@@ -355,7 +361,8 @@ def main(argv: list[str] | None = None) -> int:
                 "run/setup.sh edm fetches EDM's own")  # fmt: skip
         stopped = False
         try:
-            for work in (benchmark.count, benchmark.time, benchmark.extras, benchmark.growth):
+            works = [benchmark.count, benchmark.time, benchmark.extras, benchmark.growth]
+            for work in works[-1:] if args.no_time else works:
                 work()
         except KeyboardInterrupt:
             stopped = True

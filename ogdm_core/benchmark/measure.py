@@ -122,6 +122,11 @@ class Stopwatch:
         return dict(spent)
 
 
+def silent(phase: str) -> contextlib.AbstractContextManager:
+    """A phase that nobody times."""
+    return contextlib.nullcontext()
+
+
 @dataclass
 class Subject:
     """What is measured: a case with its observer, or the baseline with neither."""

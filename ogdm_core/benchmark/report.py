@@ -81,11 +81,15 @@ def extra_lines(results: dict) -> list[str]:
 
 
 def growth_rows(results: dict) -> list[list[str]]:
-    """One row a measured size: batch, resolution, channels, ratios."""
+    """One row a size: batch, resolution, channels, ratios; a dash where nothing was timed."""
+
+    def text(value: float | None) -> str:
+        return "-" if value is None else f"{value:.2f}"
+
     return [
-        [str(g["batch"]), str(g["resolution"]), str(g["channels"]), f"{g['baseline_seconds']:.2f}",
-         *(f"{c['ratio']:.2f}" for c in g["cases"].values()),
-         *(f"{c['flops_ratio']:.2f}" for c in g["cases"].values())]
+        [str(g["batch"]), str(g["resolution"]), str(g["channels"]), text(g.get("baseline_seconds")),
+         *(text(c.get("ratio")) for c in g["cases"].values()),
+         *(text(c["flops_ratio"]) for c in g["cases"].values())]
         for g in results.get("growth", [])
     ]  # fmt: skip
 
@@ -123,10 +127,10 @@ def show(results: dict, console) -> None:
     from rich.table import Table
 
     table = Table(title="a training step, in steps of the baseline")
-    for column in COLUMNS:
-        table.add_column(column, justify="left" if column in ("case", "what it is") else "right")
+    for column in COLUMNS[:-1]:  # the words need more room than a terminal has; FILE.md has them
+        table.add_column(column, justify="left" if column == "case" else "right", no_wrap=True)
     for row in rows(results):
-        table.add_row(*row)
+        table.add_row(*row[:-1])
     console.print(table)
     for line in extra_lines(results):
         console.print(line, highlight=False, soft_wrap=True)
