@@ -120,7 +120,7 @@ class EDM(Recipe):
         extra = ["--nosubdir", f"--seed={self.seed}", f"--snap={ticks}", f"--dump={ticks}"]
         extra += [f"--transfer={init}"] if init else []
         if self.smoke:
-            extra += ["--cbase=4", "--cres=1", "--tick=1", "--augment=0"]
+            extra += ["--cbase=8", "--cres=1,1", "--tick=1", "--augment=0"]
             extra += ["--ogdm-d-width=0.02"] if preset.ogdm else []
         argv = edm.command(self.small(preset), data, ranks, folder, Path("."), extra)
         return [_beside("torchrun"), *argv[1:]]
