@@ -198,7 +198,7 @@ class Benchmark:
             ("checkpoint", "timing the observer's checkpoint", lambda: extras.checkpoint(observer)),
             ("sampling", "timing samplers",
              lambda: extras.sampling(self.trainer, observer, max(2, self.args.repeats))),
-            ("import", "timing imports", extras.import_time),
+            ("import", "timing imports", lambda: extras.import_time(1 if self.args.quick else 3)),
         ):  # fmt: skip
             self.say(words)
             self.results[name] = work()
