@@ -58,9 +58,18 @@ def test_the_same_seed_gives_the_same_table(finished, tmp_path, monkeypatch):
 
 def test_flags_of_the_method_replace_the_defaults_of_the_job():
     job = quickstart.JOBS["digits"]
-    flags = quickstart.given_ogdm_flags(["--ogdm-gamma", "0.5", "--out", "0.0625"], job)
-    given = dict(zip(flags[::2], flags[1::2], strict=True))
-    assert given["--ogdm-gamma"] == "0.5" and given["--ogdm-d-width"] == "0.0625"
+
+    def given(*argv):
+        flags = quickstart.given_ogdm_flags([*argv, "--out", "0.0625"], job)
+        return dict(zip(flags[::2], flags[1::2], strict=True))
+
+    assert given("--ogdm-gamma", "0.5")["--ogdm-gamma"] == "0.5"
+    assert given("--ogdm-gamma", "0.5")["--ogdm-d-kind"] == "light"
+    hinge = given("--ogdm-adversarial", "hinge")  # each form has a weight of its own
+    assert hinge["--ogdm-adversarial"] == "hinge"
+    assert hinge["--ogdm-gamma"] != given()["--ogdm-gamma"]
+    both = given("--ogdm-adversarial", "hinge", "--ogdm-gamma", "0.5")
+    assert both["--ogdm-gamma"] == "0.5"
 
 
 @pytest.mark.parametrize(("accuracy", "at_chance"), [(0.5, True), (0.503, True), (0.53, False)])

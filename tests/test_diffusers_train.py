@@ -102,6 +102,16 @@ def test_ctrl_c_saves_and_the_same_command_continues(tmp_path):
     run(tmp_path / "run", *OGDM, steps=state["step"] + 1)
 
 
+def test_annealing_lets_both_rates_fall_and_fixes_the_length(tmp_path, capsys):
+    folder = run(tmp_path / "run", *OGDM, "--anneal", "--lr", "0.008", steps=4)
+    state = torch.load(folder / train.CHECKPOINT, weights_only=True)
+    assert state["optimizer"]["param_groups"][0]["lr"] == pytest.approx(0.008 / 4)
+    assert state["observer"]["optimizer"]["param_groups"][0]["lr"] == pytest.approx(1e-3 / 4)
+    with pytest.raises(SystemExit):
+        run(folder, *OGDM, "--anneal", "--lr", "0.008", steps=6)
+    assert "was made with anneal = 4, this run has 6" in capsys.readouterr().err
+
+
 def test_a_run_is_not_continued_with_other_settings(trained, capsys):
     with pytest.raises(SystemExit):
         train.main([*TINY, *OGDM, "--output", str(trained), "--lr", "0.5"])

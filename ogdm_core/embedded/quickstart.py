@@ -42,24 +42,28 @@ class Job:
 
     baseline: str  # flags that train the baseline from scratch
     finetune: str  # flags of both fine-tunes
-    ogdm: str  # flags of the OGDM one, unless the user gives others
+    ogdm: dict[str, str]  # by adversarial form: flags of the OGDM one, unless the user gives others
     samples: int
     shipped: Path | None
 
 
-_OGDM = "--ogdm-k 0.2 --ogdm-gamma 0.15 --ogdm-d-width 0.0625 --ogdm-fused true"
+_OGDM = "--ogdm-k 0.3 --ogdm-d-kind light --ogdm-fused true"
+_FORMS = {
+    "nonsaturating": f"{_OGDM} --ogdm-gamma 0.05",
+    "hinge": f"{_OGDM} --ogdm-gamma 0.02",
+}
 JOBS = {
     "digits": Job(
         baseline="--channels 24,32 --steps 12000 --lr 4e-4",
         finetune="--lr 1e-4 --ema 0.997",
-        ogdm=_OGDM,
+        ogdm=_FORMS,
         samples=1500,
         shipped=HERE / "baseline-digits",
     ),
     "mnist": Job(
         baseline="--channels 24,48,48 --steps 8000 --lr 4e-4",
         finetune="--lr 1e-4 --ema 0.997",
-        ogdm=_OGDM,
+        ogdm=_FORMS,
         samples=1000,
         shipped=None,
     ),
@@ -256,7 +260,8 @@ def given_ogdm_flags(argv: list[str], job: Job) -> list[str]:
     """The job's OGDM flags, with those of the command line in place of theirs."""
     p = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     OGDMConfig.add_arguments(p)
-    merged, _ = p.parse_known_args([*job.ogdm.split(), *argv])
+    form = p.parse_known_args(argv)[0].ogdm_adversarial
+    merged, _ = p.parse_known_args([*job.ogdm[form].split(), *argv])
     config = OGDMConfig.from_args(vars(merged) | {"ogdm": True})
     default = OGDMConfig().to_dict()
     flags = []

@@ -61,6 +61,7 @@ def print_table(results: dict) -> None:
         )  # fmt: skip
     console = Console()
     console.print(table)
+    console.print(headline(results), highlight=False)
     console.print(results["observer"]["words"], highlight=False)
     console.print(f"{results['wall_time_seconds']:.0f} s", highlight=False)
 
@@ -95,7 +96,7 @@ def plot_samples(results: dict, kept: dict[str, dict], path: Path, columns: int 
 
     nfes = (5, 10, 15, 25, 50)
     rows = [(s, m) for s in ("euler", "s-pndm") for m in ("control", "ogdm")]
-    fig, axes = style.figure(len(rows), len(nfes), size=(10, 0.5 + 0.68 * len(rows)))
+    fig, axes = style.figure(len(rows), len(nfes), size=(10, 0.6 + 0.68 * len(rows)))
     for line, (sampler, method) in zip(axes, rows, strict=True):
         for ax, nfe in zip(line, nfes, strict=True):
             images = kept[method][f"{sampler}-{nfe}"][: 2 * columns]
@@ -105,8 +106,19 @@ def plot_samples(results: dict, kept: dict[str, dict], path: Path, columns: int 
         label = "OGDM" if method == "ogdm" else "control"
         line[0].set_ylabel(f"{label}\n{style.sampler_name(sampler)}", fontsize=8,
                            color=style.method_colour(method))  # fmt: skip
-    fig.tight_layout(rect=(0, 0.02, 1, 1), h_pad=0.4, w_pad=0.4)
+    fig.tight_layout(rect=(0, 0.02, 1, 1), h_pad=0.4, w_pad=1.2)
     style.save(fig, path, results["command"])
+
+
+def headline(results: dict) -> str:
+    """The result in one sentence: Euler at NFE 10."""
+    (c,) = (c for c in cells(results) if (c["sampler"], c["nfe"]) == ("euler", 10))
+    word = "lower" if c["change"] < 0 else "higher"
+    return (
+        f"In 10 Euler steps, OGDM's FID is {abs(c['change']):.0f} % {word} than the control's "
+        f"({c['ogdm_fid']:.2f} against {c['control_fid']:.2f}), and its recall "
+        f"{c['ogdm_recall']:.3f} against {c['control_recall']:.3f}."
+    )
 
 
 def write(out: Path, results: dict, folders: dict[str, Path]) -> None:
@@ -127,13 +139,14 @@ def page(results: dict, out: Path) -> str:
 
     def picture(name: str, alt: str) -> str:
         data = base64.b64encode((out / name).read_bytes()).decode()
-        return f'<img alt="{alt}" src="data:image/png;base64,{data}">'
+        image = f'<img alt="{alt}" src="data:image/png;base64,{data}">'
+        return f'<div class="scroll">{image}</div>'
 
     config = results["config"]
     body = "".join(
         f"<tr><td>{sampler_name(c['sampler'])}</td><td>{c['nfe']}</td>"
         f"<td>{c['control_fid']:.2f}</td><td>{c['ogdm_fid']:.2f}</td>"
-        f'<td class="{"better" if c["change"] < 0 else "worse"}">{c["change"]:+.0f} %</td>'
+        f'<td class="{"better" if c["change"] < 0 else "worse"}">{c["change"]:+.0f}&nbsp;%</td>'
         f"<td>{c['control_recall']:.3f}</td><td>{c['ogdm_recall']:.3f}</td></tr>"
         for c in cells(results)
     )
@@ -146,16 +159,20 @@ def page(results: dict, out: Path) -> str:
 body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 0 auto; padding: 1rem;
        color: #1a1a1a; }}
 h1 {{ font-size: 1.5rem; }} h2 {{ font-size: 1.15rem; margin-top: 2rem; }}
-img {{ width: 100%; height: auto; }}
+img {{ width: 100%; min-width: 44rem; height: auto; }}
 .scroll {{ overflow-x: auto; }}
 table {{ border-collapse: collapse; font-variant-numeric: tabular-nums; }}
 th, td {{ padding: .25rem .7rem; text-align: right; border-bottom: 1px solid #ddd; }}
-th:first-child, td:first-child {{ text-align: left; }}
+th:first-child:not(.sub), td:first-child {{ text-align: left; }}
+th[colspan] {{ text-align: center; }}
 .better {{ color: #00694c; font-weight: 600; }} .worse {{ color: #a63c00; font-weight: 600; }}
 code, pre {{ background: #f4f4f4; padding: .1rem .3rem; }}
 pre {{ padding: .7rem; overflow-x: auto; }}
+.lead {{ font-size: 1.1rem; font-weight: 600; }}
+@media (max-width: 40rem) {{ table {{ font-size: .8rem; }} th, td {{ padding: .25rem .3rem; }} }}
 </style></head><body>
 <h1>Few-step sampling on {html.escape(results["data"])}: plain training against OGDM</h1>
+<p class="lead">{html.escape(headline(results))}</p>
 <p>Two fine-tunes of {config["steps"]} steps from one baseline: the control with the plain loss,
 OGDM with the observation's loss added. Both saw the same images and noise, and are sampled from
 the same initial noise at the same cost. Seeds: {", ".join(map(str, config["seeds"]))}.</p>
@@ -169,8 +186,9 @@ the same initial noise at the same cost. Seeds: {", ".join(map(str, config["seed
 <p>FID and recall in 64 features of a small classifier trained on this data
 ({100 * results["classifier_accuracy"]:.1f} % right on held-out images). They are not Inception
 features: compare these numbers with each other only. {config["samples"]} images a cell.</p>
-<div class="scroll"><table><thead><tr><th>sampler</th><th>NFE</th><th>FID control</th>
-<th>FID OGDM</th><th>change</th><th>recall control</th><th>recall OGDM</th></tr></thead>
+<div class="scroll"><table><thead><tr><th rowspan="2">sampler</th><th rowspan="2">NFE</th>
+<th colspan="3">FID</th><th colspan="2">recall</th></tr><tr><th class="sub">control</th>
+<th>OGDM</th><th>change</th><th>control</th><th>OGDM</th></tr></thead>
 <tbody>{body}</tbody></table></div>
 <h2>How it was made</h2>
 <pre>{html.escape(results["command"])}</pre>

@@ -48,6 +48,7 @@ def parser() -> argparse.ArgumentParser:
     add("--batch-size", type=int, default=64, help="images per process and step (default: 64)")
     add("--accumulate", type=int, default=1, help="microbatches per step (default: 1)")
     add("--lr", type=float, default=1e-4, help="learning rate (default: 1e-4)")
+    add("--anneal", action="store_true", help="let both learning rates fall linearly to 0")
     add("--ema", type=float, default=0.999, help="decay of the weights' average (default: 0.999)")
     add("--flip", action="store_true", help="mirror images at random")
     add("--mixed-precision", choices=("no", "fp16", "bf16"), default="no")
@@ -195,11 +196,14 @@ class Trainer:
                 )
                 self.accelerator.backward(loss / a.accumulate)
             total = total + transition / a.accumulate
+        scale = 1 - self.step / a.steps if a.anneal else 1.0
+        for group in self.optimizer.param_groups:
+            group["lr"] = a.lr * scale
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.ema.step(self.unet.parameters())
         if self.observer:
-            self.observer.step()
+            self.observer.step(scale)
         self.step += 1
         return total
 
@@ -249,6 +253,8 @@ class Trainer:
         keep = ("data", "size", "model", "batch_size", "accumulate", "lr", "ema", "seed", "flip",
                 "mixed_precision")  # fmt: skip
         return {name: getattr(self.args, name) for name in keep} | {
+            # the slope of annealing depends on the length
+            "anneal": self.args.steps if self.args.anneal else None,
             "ogdm": self.config.to_dict() if self.config else None,
             "processes": self.accelerator.num_processes,
         }
