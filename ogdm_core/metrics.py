@@ -25,7 +25,7 @@ from . import halves
 # of its definition. 10,000 x 10,000 takes 0.4 GB in float32.
 BLOCK = 10_000
 # Where nothing overflows tiles are free, and those that stay in the cache are quickest.
-TILE = 2_500
+TILE = 1_000
 ARITHMETICS = ("adm", "float32", "float64")
 
 

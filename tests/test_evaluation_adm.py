@@ -1,0 +1,147 @@
+"""ADM's own evaluator behind our command line."""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from ogdm_core.evaluation import __main__ as cli
+from ogdm_core.evaluation import adm
+from ogdm_core.evaluation.sources import open_source
+
+# A graph with the names that upstream asks Inception's for, small and random.
+STAND_IN = """
+import sys
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+rng = np.random.default_rng(0)
+weights = lambda *shape: tf.constant(rng.normal(size=shape).astype("float32"))
+graph = tf.Graph()
+with graph.as_default():
+    x = tf.placeholder(tf.float32, [1, None, None, 3], name="ExpandDims")
+    small = tf.image.resize(x / 128.0 - 1.0, [17, 17])
+    spatial = tf.nn.relu(tf.nn.conv2d(small, weights(3, 3, 3, 8), 1, "SAME"), name="mixed_6/conv")
+    pooled = tf.reduce_mean(tf.reshape(spatial, [-1, 17 * 17, 8]), 1)
+    pool = tf.nn.relu(tf.matmul(pooled, weights(8, 2048)))
+    pool = tf.reshape(pool, [-1, 1, 1, 2048], name="pool_3")
+    flat = tf.reshape(pool, [-1, 2048])
+    tf.matmul(flat, 0.02 * weights(2048, 1008), name="softmax/logits/MatMul")
+with open(sys.argv[1], "wb") as file:
+    file.write(graph.as_graph_def().SerializeToString())
+"""
+
+
+def images(file, n, top, seed, channels=3):
+    rng = np.random.default_rng(seed)
+    shape = (n, 8, 8, channels)
+    np.savez(file, arr_0=rng.integers(0, top, shape, dtype=np.uint8))
+    return open_source(file)
+
+
+@pytest.fixture
+def sets(tmp_path):
+    return images(tmp_path / "ref.npz", 60, 256, 0), images(tmp_path / "fake.npz", 50, 200, 1)
+
+
+def given(**flags):
+    return argparse.Namespace(**{"weights": None, "features": None} | flags)
+
+
+def test_upstreams_lines_are_read():
+    lines = [
+        "warming up TensorFlow...",
+        "Inception Score: 9.5",
+        "FID: 3.25",
+        "sFID: 1e-05",
+        "Precision: 0.625",
+        "Recall: 0.5",
+        json.dumps({"versions": {"numpy": "2"}}),
+    ]
+    numbers, versions = adm.parse(lines)
+    assert numbers == {"inception_score": 9.5, "fid": 3.25, "sfid": 1e-5, "precision": 0.625,
+                       "recall": 0.5}  # fmt: skip
+    assert versions == {"numpy": "2"}
+    with pytest.raises(adm.AdmError, match="did not print"):
+        adm.parse(lines[:3])
+
+
+def test_errors_come_before_an_environment_is_made(sets, tmp_path, monkeypatch):
+    monkeypatch.setattr(adm, "ensure_environment", lambda: pytest.fail("too early"))
+    with pytest.raises(ValueError, match="for --evaluator torch"):
+        adm.evaluate(*sets, given(features="a:b"))
+    with pytest.raises(ValueError, match="no such file.*classify_image_graph_def.pb"):
+        adm.evaluate(*sets, given(weights=tmp_path / "none.pb"))
+    np.savez(tmp_path / "stats.npz", mu=np.zeros(2), sigma=np.eye(2))
+    with pytest.raises(ValueError, match="statistics only"):
+        adm.evaluate(open_source(tmp_path / "stats.npz"), sets[1], given())
+    monkeypatch.setattr(adm, "EVALUATOR", tmp_path / "none.py")
+    with pytest.raises(ValueError, match="run/setup.sh guided-diffusion"):
+        adm.evaluate(*sets, given())
+
+
+def test_what_upstream_cannot_read_is_written_for_it(tmp_path):
+    grey = images(tmp_path / "grey.npz", 7, 256, 0, channels=1)
+    assert adm._as_npz(images(tmp_path / "rgb.npz", 7, 256, 0), None) == (tmp_path / "rgb.npz")
+    file = adm._as_npz(grey, tmp_path / "made.npz")
+    with np.load(file) as made:
+        np.testing.assert_array_equal(made["arr_0"], np.concatenate(list(grey.batches(3))))
+
+
+FAKE = """
+import sys
+print("Inception Score: 1.0\\nFID:", len(open("classify_image_graph_def.pb").read()))
+print("sFID: 2.0\\nPrecision: 0.5\\nRecall: 0.25")
+if "bad" in sys.argv[1]: sys.exit(3)
+"""
+
+
+def test_upstream_runs_beside_a_link_to_the_graph(sets, tmp_path, monkeypatch, capfd):
+    """With a stand-in for upstream and for its three packages: what goes in, what comes out."""
+    (tmp_path / "evaluator.py").write_text(FAKE)
+    (tmp_path / "graph.pb").write_text("12345")
+    for name in ("numpy", "scipy", "tensorflow"):
+        (tmp_path / "fakes").mkdir(exist_ok=True)
+        (tmp_path / "fakes" / f"{name}.py").write_text("__version__ = 'x'\nbool = bool\n")
+    wrapper = tmp_path / "python"
+    wrapper.write_text(
+        f'#!/bin/sh\nPYTHONPATH={tmp_path / "fakes"} exec {sys.executable} -S "$@"\n'
+    )
+    wrapper.chmod(0o755)
+    monkeypatch.setenv("OGDM_ADM_PYTHON", str(wrapper))
+    monkeypatch.setattr(adm, "EVALUATOR", tmp_path / "evaluator.py")
+    found = adm.evaluate(*sets, given(weights=tmp_path / "graph.pb"))
+    assert (found["fid"], found["sfid"], found["precision"], found["recall"]) == (5, 2, 0.5, 0.25)
+    assert (found["reference_images"], found["sample_images"]) == (60, 50)
+    assert found["versions"] == {"numpy": "x", "scipy": "x", "tensorflow": "x"}
+    assert "FID: 5" in capfd.readouterr().err
+    with pytest.raises(adm.AdmError, match="(?s)code 3.*--weights FILE"):
+        adm.evaluate(images(tmp_path / "bad.npz", 9, 9, 0), sets[1],
+                     given(weights=tmp_path / "graph.pb"))  # fmt: skip
+    monkeypatch.setenv("OGDM_ADM_PYTHON", "no-such-python")
+    with pytest.raises(adm.AdmError, match="OGDM_ADM_PYTHON=no-such-python"):
+        adm.evaluate(*sets, given(weights=tmp_path / "graph.pb"))
+
+
+def test_untouched_upstream_with_tensorflow(sets, tmp_path, pristine, monkeypatch, capsys):
+    """The real evaluator in the real environment; only the graph is a stand-in."""
+    python = os.environ.get("OGDM_ADM_PYTHON") or adm.ENVIRONMENT / "bin" / "python"
+    if not os.path.exists(python):
+        pytest.skip("no TensorFlow environment; run/evaluate.sh --evaluator adm makes it")
+    monkeypatch.setattr(adm, "EVALUATOR", pristine("guided-diffusion") / "evaluations/evaluator.py")
+    monkeypatch.setattr(adm, "ensure_environment", lambda: python)
+    (tmp_path / "make.py").write_text(STAND_IN)
+    quiet = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"}
+    subprocess.run([python, tmp_path / "make.py", tmp_path / "g.pb"], check=True, env=quiet)
+    names = [str(tmp_path / name) for name in ("ref.npz", "fake.npz")]
+    flags = ["--evaluator", "adm", "--weights", str(tmp_path / "g.pb")]
+    assert cli.main([*names, *flags, "--json", str(tmp_path / "out.json")]) == 0
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert found["fid"] > 0 and found["sfid"] > 0
+    assert 0 <= found["recall"] <= 1 and 0 <= found["precision"] <= 1
+    assert found["versions"]["tensorflow"].startswith("2.")
+    assert "FID" in capsys.readouterr().out

@@ -1,0 +1,121 @@
+import numpy as np
+import pytest
+
+from ogdm_core.evaluation import sources
+
+Image = pytest.importorskip("PIL.Image")
+
+
+def pixels(n=5, height=4, width=6, channels=3, seed=0):
+    rng = np.random.default_rng(seed)
+    return rng.integers(0, 256, (n, height, width, channels), dtype=np.uint8)
+
+
+def everything(source, size=2, **kwargs):
+    return np.concatenate(list(source.batches(size, **kwargs)))
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_an_npz_is_streamed_in_order_from_anywhere(tmp_path, save):
+    images = pixels()
+    save(tmp_path / "a.npz", images, np.arange(5))  # labels, as ADM's sampler adds them
+    source = sources.open_source(tmp_path / "a.npz")
+    assert (source.count, source.size, source.statistics) == (5, (4, 6), None)
+    np.testing.assert_array_equal(everything(source), images)
+    np.testing.assert_array_equal(everything(source, start=1, stop=4), images[1:4])
+    assert [len(batch) for batch in source.batches(2, 1)] == [2, 2]
+
+
+def test_grey_images_get_three_channels(tmp_path):
+    grey = pixels(channels=1)
+    np.savez(tmp_path / "nhwc.npz", arr_0=grey)
+    np.savez(tmp_path / "nhw.npz", arr_0=grey[..., 0])
+    for name in ("nhwc", "nhw"):
+        source = sources.open_source(tmp_path / f"{name}.npz")
+        np.testing.assert_array_equal(everything(source), grey.repeat(3, axis=3))
+
+
+def test_a_folder_is_read_by_name_with_what_is_below(tmp_path):
+    images = pixels()
+    names = ["a/1.png", "a/2.png", "b.png", "c.PNG", "z/0.png"]
+    for name, image in zip(names, images, strict=True):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        Image.fromarray(image).save(tmp_path / name)
+    (tmp_path / "dataset.json").write_text("{}")
+    source = sources.open_source(tmp_path)
+    assert (source.count, source.size) == (5, (4, 6))
+    np.testing.assert_array_equal(everything(source), images)
+    np.testing.assert_array_equal(everything(source, start=2, stop=4), images[2:4])
+
+
+def test_digests_follow_the_content(tmp_path):
+    images = pixels()
+    for name in ("a", "b"):
+        np.savez(tmp_path / f"{name}.npz", arr_0=images)
+        (tmp_path / name).mkdir()
+        Image.fromarray(images[0]).save(tmp_path / name / "0.png")
+    a, b = (sources.open_source(tmp_path / n).digest() for n in ("a.npz", "b.npz"))
+    folder_a, folder_b = (sources.open_source(tmp_path / n).digest() for n in ("a", "b"))
+    assert a == b and folder_a == folder_b
+    images[3, 2, 1, 0] ^= 1
+    np.savez(tmp_path / "b.npz", arr_0=images)
+    images[0, 2, 1, 0] ^= 1
+    Image.fromarray(images[0]).save(tmp_path / "b" / "0.png")
+    assert sources.open_source(tmp_path / "b.npz").digest() != a
+    assert sources.open_source(tmp_path / "b").digest() != folder_a
+
+
+def test_statistics_come_with_or_without_images(tmp_path):
+    more = {"mu": np.zeros(3), "sigma": np.eye(3), "mu_s": np.ones(2), "sigma_s": np.eye(2)}
+    np.savez(tmp_path / "alone.npz", **more)
+    alone = sources.open_source(tmp_path / "alone.npz")
+    assert (alone.count, alone.size) == (0, None)
+    assert alone.statistics.mu_s.tolist() == [1, 1]
+    np.savez(tmp_path / "batch.npz", arr_0=pixels(), **more)
+    batch = sources.open_source(tmp_path / "batch.npz")
+    assert batch.count == 5 and batch.statistics.sigma.shape == (3, 3)
+
+
+def write(path, **arrays):
+    np.savez(path, **arrays)
+    return path
+
+
+def test_errors_say_what_to_do(tmp_path):
+    def error(path):
+        with pytest.raises(ValueError) as caught:
+            list(sources.open_source(path).batches(2))
+        return str(caught.value)
+
+    assert "does not exist" in error(tmp_path / "none.npz")
+    (tmp_path / "a.txt").write_text("")
+    assert "give an .npz" in error(tmp_path / "a.txt")
+    (tmp_path / "torn.npz").write_bytes(b"PK no")
+    assert "write it again" in error(tmp_path / "torn.npz")
+    floats = error(write(tmp_path / "f.npz", arr_0=np.zeros((2, 4, 4, 3))))
+    assert "float64" in floats and "astype('uint8')" in floats
+    for shape in [(2, 4, 4, 2), (2, 4), (0, 4, 4, 3)]:
+        text = error(write(tmp_path / "s.npz", arr_0=np.zeros(shape, np.uint8)))
+        assert "must be [N, H, W, C]" in text
+    fortran = np.asfortranarray(pixels())
+    assert "ascontiguousarray" in error(write(tmp_path / "o.npz", arr_0=fortran))
+    assert "holds images" in error(write(tmp_path / "n.npz", images=pixels()))
+    nan = {"mu": np.full(2, np.nan), "sigma": np.eye(2)}
+    assert "mu holds NaN" in error(write(tmp_path / "nan.npz", **nan))
+    (tmp_path / "empty").mkdir()
+    assert "no image files" in error(tmp_path / "empty")
+
+
+def test_bad_files_of_a_folder_are_named(tmp_path):
+    def error():
+        with pytest.raises(ValueError) as caught:
+            list(sources.open_source(tmp_path).batches(8))
+        return str(caught.value)
+
+    Image.fromarray(pixels()[0]).save(tmp_path / "0.png")
+    Image.fromarray(pixels(height=5)[0]).save(tmp_path / "1.png")
+    assert "1.png is 6x5, but 0.png is 6x4" in error()
+    (tmp_path / "1.png").write_bytes(b"no picture")
+    assert "1.png cannot be read" in error()
+    Image.fromarray(np.zeros((4, 6), np.uint16)).save(tmp_path / "1.png")
+    assert "8-bit" in error()
