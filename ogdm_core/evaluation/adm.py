@@ -133,7 +133,7 @@ def ensure_environment() -> Path:
         if python.exists() and stamp.is_file() and stamp.read_text() == wanted:
             return python
         print(f"Making {ENVIRONMENT.relative_to(ROOT)} with TensorFlow for ADM's evaluator, "
-              "about 2 GB; minutes ...", file=sys.stderr)  # fmt: skip
+              "about 1.7 GB; minutes ...", file=sys.stderr)  # fmt: skip
         stamp.unlink(missing_ok=True)
         base = getattr(sys, "_base_executable", None) or sys.executable
         pip = [
