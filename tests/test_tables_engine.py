@@ -207,7 +207,8 @@ def test_jobs_run_side_by_side(work):
 # on from there.
 COUNT = (
     "echo $$ > pid; i=$(cat place 2>/dev/null || echo 0); echo from $i >> starts; "
-    "while [ ! -f ../../enough ] && [ $i -lt 3000 ]; do i=$((i+1)); echo $i > part; mv part place; sleep 0.02; done"
+    "while [ ! -f ../../enough ] && [ $i -lt 3000 ]; do "
+    "i=$((i+1)); echo $i > part; mv part place; sleep 0.02; done"
 )
 
 

@@ -16,7 +16,7 @@ from PIL import Image
 
 from ogdm_core.presets import PRESETS
 from ogdm_core.tables import __main__ as cli
-from ogdm_core.tables import check, paper, plan, reference, render, smoke
+from ogdm_core.tables import check, measure, paper, plan, reference, render, smoke
 from ogdm_core.tables.engine import Engine, Outcome
 from ogdm_core.tables.experiments import Builder, Options, select_rows
 from ogdm_core.tables.recipes import override
@@ -336,6 +336,26 @@ def test_a_plan_multiplies_measured_steps_out(options):
     assert sampling == pytest.approx(50_000 * (25 + 20 + 15 + 10) * 0.001 / 2)
     assert plan.seconds(options, second, measured)[0] == pytest.approx(1_920_000 * 0.02 / 2)
     assert plan.seconds(options, first, {("cifar10", "adm", False): "not measured"}) is None
+
+
+@pytest.mark.parametrize("projection", [None, "euler", "heun"])
+def test_a_measured_step_is_a_whole_training_step(projection, monkeypatch):
+    net, calls = torch.nn.Conv2d(3, 3, 1), []
+
+    def eps(x, t):
+        calls.append(len(x))
+        return net(x)
+
+    config = measure.OGDMConfig
+    monkeypatch.setattr(measure, "OGDMConfig", lambda **more: config(d_width=0.02, **more))
+    schedule = measure.DiscreteVP.linear()
+    network = measure.Network(net, eps, schedule, torch.tensor([500]), 3, 8)
+    before = net.weight.clone()
+    step = measure.training_step(network, 2, torch.device("cpu"), projection)
+    assert measure.timed(step, 2, torch.device("cpu")) > 0
+    assert not torch.equal(net.weight, before)
+    passes = 2 if projection == "heun" else 1
+    assert calls == [2] * (3 * passes)  # one step to warm up, two that count
 
 
 # ---- the table's files --------------------------------------------------------------------------
