@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from ogdm_core import DiscreteVP
 from ogdm_core.benchmark import __main__ as program
 from ogdm_core.benchmark import extras, measure, report, rounds
-from ogdm_core.benchmark.cases import CASES, DEFAULT, LIGHT_WIDTH, choose
+from ogdm_core.benchmark.cases import CASES, DEFAULT, choose
 from ogdm_core.benchmark.shapes import growth_of_operations
 from ogdm_core.benchmark.trainers import QUICK, DiffusersTrainer, Trainer, find_backbone, tensors
 from ogdm_core.embedded import quickstart
@@ -65,10 +65,8 @@ def run(monkeypatch, tmp_path, capsys):
 
 
 def test_the_light_discriminator_is_the_quickstarts():
-    job = quickstart.JOBS["digits"]
-    flags = quickstart.given_ogdm_flags([], job)
-    assert float(flags[flags.index("--ogdm-d-width") + 1]) == LIGHT_WIDTH
-    assert CASES["euler_light"].config().d_width == LIGHT_WIDTH
+    flags = quickstart.given_ogdm_flags([], quickstart.JOBS["digits"])
+    assert flags[flags.index("--ogdm-d-kind") + 1] == CASES["euler_light"].config().d_kind
 
 
 def test_cases_are_chosen_by_name():

@@ -187,11 +187,10 @@ class Benchmark:
         """Sampling, imports, bookkeeping, checkpoint."""
         if self.args.no_extras or "import" in self.results:
             return
-        observer = next(
-            (s.observer for s in self.subjects.values()
-             if s.observer and s.observer.config.d_width == CASES["euler_exact"].config().d_width),
-            None,
-        ) or self.trainer.observer(CASES["euler_exact"], self.args.quick)  # fmt: skip
+        exact = self.subjects.get("euler_exact")
+        observer = exact.observer if exact else self.trainer.observer(
+            CASES["euler_exact"], self.args.quick
+        )  # fmt: skip
         for name, words, work in (
             ("bookkeeping", "timing the observer's bookkeeping",
              lambda: extras.bookkeeping(self.trainer, self._baseline_seconds())),

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..config import OGDMConfig
 
-LIGHT_WIDTH = 0.0625  # d_width of the light D: the one that the quickstart trains with
+NARROW_WIDTH = 0.0625  # d_width of a narrow D of the paper's kind: 32 channels throughout
 TINY_WIDTH = 0.02  # d_width of every D with --quick
 
 
@@ -33,21 +33,23 @@ class Case:
 CASES = {
     "euler_exact": Case("Euler, the paper's D, two passes over the fakes"),
     "euler_fused": Case("Euler, the paper's D, one pass over the fakes", {"fused": True}),
-    "euler_light": Case(f"Euler, D of width {LIGHT_WIDTH:g}", {"d_width": LIGHT_WIDTH}),
+    "euler_light": Case("Euler, the light D, the quickstart's", {"d_kind": "light"}),
     "heun_exact": Case("Heun, the paper's D", {"projection": "heun"}),
     "euler_naive": Case(
         "Euler, the denoiser evaluated again for the projection and for D, R1 at every step",
         {"r1_every": 1}, naive=True, without="euler_exact",
     ),
     "euler_light_fused": Case(
-        f"Euler, D of width {LIGHT_WIDTH:g}, one pass over the fakes",
-        {"d_width": LIGHT_WIDTH, "fused": True},
+        "Euler, the light D, one pass over the fakes", {"d_kind": "light", "fused": True}
     ),
     "heun_fused": Case(
         "Heun, the paper's D, one pass over the fakes", {"projection": "heun", "fused": True}
     ),
     "euler_r1": Case("Euler, the paper's D, R1 at every step", {"r1_every": 1},
                      without="euler_exact"),
+    "euler_narrow": Case(
+        f"Euler, the paper's D at width {NARROW_WIDTH:g}", {"d_width": NARROW_WIDTH}
+    ),
     "euler_half": Case("Euler, D of half the paper's width", {"d_width": 0.5}),
     "euler_bf16": Case("Euler, the paper's D in bfloat16", {"d_precision": "bf16"}),
 }  # fmt: skip

@@ -128,7 +128,7 @@ def warm_up(
                 take_step(trainer, subject, kind)
                 continue
             c = subject.observer.config
-            if (key := (c.d_width, c.d_precision, c.fused, kind)) not in seen:
+            if (key := (c.d_kind, c.d_width, c.d_precision, c.fused, kind)) not in seen:
                 seen.add(key)
                 yield subject.name, kind
                 exercise(trainer, subject.observer, kind)

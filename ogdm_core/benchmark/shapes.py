@@ -10,8 +10,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..discriminator import Discriminator
 from ..losses import r1_penalty
+from ..observer import KINDS
 from .cases import CASES
 from .measure import Operations, silent
 from .trainers import Trainer
@@ -31,7 +31,7 @@ def _observation(trainer: Trainer, name: str, quick: bool) -> float:
     if config.projection != "euler" or config.fused or CASES[name].naive:
         raise ValueError(f"{name} is not counted from shapes; time it with --cases {name}")
     n, size = trainer.size.batch, trainer.size.resolution
-    D = Discriminator(3, size, width=config.d_width).to("meta")
+    D = KINDS[config.d_kind](3, size, width=config.d_width).to("meta")
 
     def score(count: int) -> tuple[Tensor, Tensor]:
         x = torch.empty(count, 3, size, size, device="meta", requires_grad=True)
