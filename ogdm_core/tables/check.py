@@ -144,7 +144,7 @@ def _weights(options: Options) -> list[str]:
     if not options.weights:
         if options.evaluator == "adm":
             return []  # upstream's evaluator fetches its own
-        return ["--weights: FID needs weights-inception-2015-12-05-6726825d.pth, Inception's weights "
+        return ["--weights: FID needs Inception's, weights-inception-2015-12-05-6726825d.pth "
                 "(released with toshas/torch-fidelity); download it and give its path"]  # fmt: skip
     return [] if Path(options.weights).is_file() else [f"--weights: no file {options.weights}"]
 
