@@ -160,9 +160,10 @@ def _told(m: dict | str) -> str:
     if isinstance(m, str):
         return m
     steps = ", ".join(f"{name} {value:.3g} s" for name, value in m["train"].items())
+    clock = " (processor time)" if m["device"] == "cpu" else ""
     coder = f"; autoencoder {m['encode']:.3g} s in, {m['decode']:.3g} s out" if m["encode"] else ""
     return (
-        f"measured on {m['device']}, {m['threads']} thread(s), the row's own network "
+        f"measured on {m['device']}{clock}, {m['threads']} thread(s), the row's own network "
         f"({m['parameters'] / 1e6:.1f}M parameters), {m['repeats']} steps of batch {m['batch']}, "
         f"scaled by the number of images: an image's evaluation {m['evaluate']:.3g} s; "
         f"its training step {steps or 'not needed'}{coder}"

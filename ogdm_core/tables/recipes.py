@@ -70,6 +70,8 @@ class ADM(Recipe):
     packages = ("mpi4py", "blobfile")
     trained, sampled = ("model.pt", "ema_*.pt"), ("samples.npz", "samples_*.npz")
     meter = r"\| step +\| ([\d.e+]+)"
+    # A rate at which three steps leave a mark, and an EMA that follows.
+    FAST: ClassVar = ["--lr", "1e-2", "--ema_rate", "0.5"]
     TINY: ClassVar = ["--image_size", "32", "--num_channels", "32", "--num_res_blocks", "1",
                       "--channel_mult", "1,1", "--attention_resolutions", "16"]  # fmt: skip
 
@@ -77,7 +79,7 @@ class ADM(Recipe):
         """image_train.py; the folder is OPENAI_LOGDIR's."""
         argv = adm.train_argv(self.small(preset), data, ranks, init)
         if self.smoke:
-            argv = override(argv, *self.TINY, "--log_interval", "1")
+            argv = override(argv, *self.TINY, "--log_interval", "1", *self.FAST)
             argv += ["--ogdm_d_width", "0.02"] if preset.ogdm else []
         return argv
 
@@ -121,6 +123,7 @@ class EDM(Recipe):
         extra += [f"--transfer={init}"] if init else []
         if self.smoke:
             extra += ["--cbase=8", "--cres=1,1", "--tick=1", "--augment=0"]
+            extra += ["--ema=0", "--lr-rampup=0"]
             extra += ["--ogdm-d-width=0.02"] if preset.ogdm else []
         argv = edm.command(self.small(preset), data, ranks, folder, Path("."), extra)
         return [_beside("torchrun"), *argv[1:]]

@@ -12,6 +12,7 @@ from .stages import write_text
 
 FORMATS = ("json", "csv", "md", "tex", "png")
 OPEN = "–"
+DIGITS = {"fid": 2, "recall": 3}  # as the paper prints them
 
 
 def write_all(results: dict, out: Path) -> list[Path]:
@@ -205,9 +206,9 @@ def _latex_rows(row: dict, nfes: list[int], best: dict, samplers: bool) -> list[
     mine, theirs = [], []
     for nfe in nfes:
         cell = cell_of(row, nfe)
-        for name, digits in (("fid", 2), ("recall", 3)):
+        for name, digits in DIGITS.items():
             text = ours(cell, name, digits).replace(OPEN, "--")
-            bold = cell[name] is not None and cell[name] == best[nfe, name]
+            bold = cell[name] is not None and round(cell[name], digits) == best[nfe, name]
             mine.append(rf"\textbf{{{text}}}" if bold else text)
             theirs.append(rf"\textcolor{{gray}}{{{cell[f'paper_{name}'] or '--'}}}")
     method = _escape(method_of(row, samplers))
@@ -218,12 +219,12 @@ def _latex_rows(row: dict, nfes: list[int], best: dict, samplers: bool) -> list[
 
 
 def _best(rows: list[dict], nfes: list[int]) -> dict[tuple[int, str], float | None]:
-    """The lowest FID and the highest recall of a group, where there is something to compare."""
+    """The lowest FID and the highest recall of a group as printed, if there are two at least."""
     best = {}
     for nfe in nfes:
         for name, choose in (("fid", min), ("recall", max)):
             values = [v for row in rows if (v := cell_of(row, nfe)[name]) is not None]
-            best[nfe, name] = choose(values) if len(values) > 1 else None
+            best[nfe, name] = round(choose(values), DIGITS[name]) if len(values) > 1 else None
     return best
 
 
