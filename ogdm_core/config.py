@@ -38,6 +38,8 @@ class OGDMConfig:
                                choices=("euler", "heun"))  # fmt: skip
     k: float = _setting(0.2, "lookahead range: s ~ U(1, min(t, floor(k T)))", low=0, high=1)
     gamma: float = _setting(0.025, "weight of the emission loss", low=0.0)
+    t_max: float = _setting(1.0, "highest t whose emission loss counts, as a fraction of T",
+                            low=0.0, high=1.0)  # fmt: skip
     adversarial: str = _setting("nonsaturating", "adversarial form: the paper's, or the hinge loss",
                                 choices=("nonsaturating", "hinge"))  # fmt: skip
     r1: float = _setting(0.01, "weight of R1, the squared gradient norm of D at real data", low=0.0)

@@ -129,6 +129,8 @@ class Observer:
             self._pending.append(
                 _Observation(real, fake.detach(), t, condition, emission.detach(), logit.detach())
             )
+        if c.t_max < 1:
+            emission = emission * (condition[0] <= c.t_max)
         return c.gamma * emission
 
     def _observe_fused(self, fake: Tensor, condition) -> tuple[Tensor, Tensor]:

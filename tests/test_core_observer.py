@@ -800,3 +800,22 @@ def test_dropout_in_heuns_second_pass_leaves_the_trainers_noise_alone():
     observer.observe(x_0=x_0, eps=eps, x_t=x_t, t=t, eps_t=eps, eps_fn=eps_fn)
     assert len(drawn) == 1
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("kind", ["vp", "ve"])
+def test_above_t_max_nothing_is_asked_of_the_denoiser_and_below_nothing_changes(kind, fused):
+    whole, low = (make_observer(kind, fused=fused, t_max=t) for t in (1.0, 0.6))
+    batch, s = make_batch(whole.schedule, n=32)
+    above = whole.schedule.unit_time(batch["t"]) > 0.6
+    assert 0 < int(above.sum()) < 32
+    gradients_of = []
+    for observer in (whole, low):
+        eps_t = torch.zeros_like(batch["x_t"]).requires_grad_()
+        loss = observer.observe(**batch, eps_t=eps_t, s=s)
+        loss.sum().backward()
+        gradients_of.append(eps_t.grad)
+        observer.step()  # D learns from all of them
+        assert len(observer.per_sample["t"]) == 32
+    assert bool((gradients_of[0][above] != 0).any()) and not gradients_of[1][above].any()
+    torch.testing.assert_close(gradients_of[1][~above], gradients_of[0][~above])

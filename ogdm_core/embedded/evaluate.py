@@ -21,9 +21,9 @@ from .train import load_model, write_json
 
 GRID = {
     "euler": (5, 10, 15, 20, 25, 50),
-    "s-pndm": (5, 10, 15, 20, 25, 50),
-    "f-pndm": (15, 20, 25),
-    "heun": (11, 15, 19, 25),
+    "s-pndm": (5, 10, 15, 20, 25),
+    "f-pndm": (20, 25),
+    "heun": (11, 15, 25),
 }
 
 
@@ -50,7 +50,7 @@ def main(argv: list[str] | None = None) -> int:
     p.add_argument(
         "--output", required=True, type=Path, help="json to write; an npz goes beside it"
     )
-    p.add_argument("--samples", type=int, default=1500, help="images per cell (default: 1500)")
+    p.add_argument("--samples", type=int, default=2500, help="images per cell (default: 2500)")
     p.add_argument("--keep", type=int, default=16, help="images per cell to keep (default: 16)")
     p.add_argument("--classifier", type=Path, help="from save_classifier; absent: trained here")
     p.add_argument("--noise-seed", type=int, default=0, help="seed of x_T (default: 0)")

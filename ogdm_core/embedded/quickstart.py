@@ -47,22 +47,22 @@ class Job:
     shipped: Path | None
 
 
-_OGDM = "--ogdm-k 0.3 --ogdm-d-kind light --ogdm-fused true"
+_OGDM = "--ogdm-k 0.35 --ogdm-t-max 0.7 --ogdm-d-kind light --ogdm-fused true"
 _FORMS = {
-    "nonsaturating": f"{_OGDM} --ogdm-gamma 0.05",
-    "hinge": f"{_OGDM} --ogdm-gamma 0.02",
+    "nonsaturating": f"{_OGDM} --ogdm-gamma 0.06",
+    "hinge": f"{_OGDM} --ogdm-gamma 0.03",
 }
 JOBS = {
     "digits": Job(
-        baseline="--channels 24,32 --steps 12000 --lr 4e-4",
-        finetune="--lr 1e-4 --ema 0.997",
+        baseline="--channels 8,16 --steps 8000 --lr 8e-4",
+        finetune="--lr 1e-4 --ema 0.995 --anneal",
         ogdm=_FORMS,
-        samples=1500,
+        samples=2500,
         shipped=HERE / "baseline-digits",
     ),
     "mnist": Job(
-        baseline="--channels 24,48,48 --steps 8000 --lr 4e-4",
-        finetune="--lr 1e-4 --ema 0.997",
+        baseline="--channels 8,16,32 --steps 6000 --lr 8e-4",
+        finetune="--lr 1e-4 --ema 0.995 --anneal",
         ogdm=_FORMS,
         samples=1000,
         shipped=None,

@@ -94,7 +94,7 @@ def plot_samples(results: dict, kept: dict[str, dict], path: Path, columns: int 
     from ..analysis import style
     from ..analysis.images import show
 
-    nfes = (5, 10, 15, 25, 50)
+    nfes = (5, 10, 15, 20, 25)
     rows = [(s, m) for s in ("euler", "s-pndm") for m in ("control", "ogdm")]
     fig, axes = style.figure(len(rows), len(nfes), size=(10, 0.6 + 0.68 * len(rows)))
     for line, (sampler, method) in zip(axes, rows, strict=True):
