@@ -3,10 +3,10 @@
 #
 # usage: run/quickstart.sh [--out out/quickstart] [--seeds 0,1,2] [--data digits|mnist] [FLAGS]
 #
-#   run/quickstart.sh                       real 8x8 digits, two fine-tunes of 2000 steps, minutes
+#   run/quickstart.sh                       real 8x8 digits, two fine-tunes of 2000 steps, 5 minutes
 #   run/quickstart.sh --seeds 0,1,2         means over three pairs of fine-tunes
 #   run/quickstart.sh --from-scratch        trains the baseline, too
-#   run/quickstart.sh --data mnist          16x16, with a baseline trained on the spot; longer
+#   run/quickstart.sh --data mnist          16x16, with a baseline trained on the spot; half an hour
 #   run/quickstart.sh --ogdm-adversarial hinge --ogdm-gamma 0.02
 #                                           any setting of the method may be changed
 #   run/quickstart.sh --flags               every flag

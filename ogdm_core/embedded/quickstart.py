@@ -43,7 +43,8 @@ class Job:
     baseline: str  # flags that train the baseline from scratch
     finetune: str  # flags of both fine-tunes
     ogdm: dict[str, str]  # by adversarial form: flags of the OGDM one, unless the user gives others
-    samples: int
+    steps: int  # of each fine-tune
+    samples: int  # per sampler and NFE
     shipped: Path | None
 
 
@@ -57,13 +58,15 @@ JOBS = {
         baseline="--channels 8,16 --steps 8000 --lr 8e-4",
         finetune="--lr 1e-4 --ema 0.995 --anneal",
         ogdm=_FORMS,
+        steps=2000,
         samples=2500,
         shipped=HERE / "baseline-digits",
     ),
     "mnist": Job(
-        baseline="--channels 8,16,32 --steps 6000 --lr 8e-4",
+        baseline="--channels 16,32,32 --steps 3000 --lr 8e-4",
         finetune="--lr 1e-4 --ema 0.995 --anneal",
         ogdm=_FORMS,
+        steps=1200,
         samples=1000,
         shipped=None,
     ),
@@ -81,7 +84,7 @@ def parser() -> argparse.ArgumentParser:
     add("--data", choices=tuple(JOBS), default="digits",
         help="digits: 8x8, minutes; mnist: 16x16, longer (default: digits)")  # fmt: skip
     add("--seeds", default="0", metavar="0,1,...", help="one pair of fine-tunes each (default: 0)")
-    add("--steps", type=int, default=2000, help="steps of each fine-tune (default: 2000)")
+    add("--steps", type=int, help="steps of each fine-tune (default: by data set)")
     add("--samples", type=int, help="images per sampler and NFE (default: by data set)")
     add("--from-scratch", action="store_true", help="train the baseline anew, do not use ours")
     add("--jobs", type=int, help="fine-tunes side by side (default: one a core, at most 2)")
@@ -177,7 +180,8 @@ def ensure_classifier(args) -> Path:
     from .data import load
     from .features import save_classifier, train_classifier
 
-    path = args.out / f"classifier-{args.data}.pt"
+    code = hashlib.sha256((HERE / "features.py").read_bytes()).hexdigest()[:8]
+    path = args.out / f"classifier-{args.data}-{code}.pt"  # other code, other features
     if not path.exists():
         save_classifier(path, *train_classifier(load(args.data)))
     return path
@@ -192,7 +196,8 @@ def run_method(runner: Runner, args, method: str, seed: int, baseline: Path, cla
     if method == "ogdm":
         train += ["--ogdm", *ogdm]
     evaluate = ["--data", args.data, "--samples", str(args.samples or job.samples)]
-    key = hashlib.sha256(json.dumps([train, evaluate, fingerprint(baseline)]).encode())
+    made_of = [train, evaluate, fingerprint(baseline), classifier.name]
+    key = hashlib.sha256(json.dumps(made_of).encode())
     folder = args.out / "runs" / f"{method}-seed{seed}-{key.hexdigest()[:8]}"
     if not (folder / "evaluation.json").exists():
         runner.run(f"{method}, seed {seed}: train", "ogdm_core.embedded.train",
@@ -277,6 +282,8 @@ def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     p = parser()
     args = p.parse_args(argv)
+    job = JOBS[args.data]
+    args.steps = job.steps if args.steps is None else args.steps
     if args.steps < 1:
         p.error(f"--steps: {args.steps} is not allowed; give 1 or more")
     if args.samples is not None and args.samples < 100:
@@ -287,7 +294,6 @@ def main(argv: list[str] | None = None) -> int:
         p.error(f"--seeds: {args.seeds!r} is not allowed; give whole numbers like 0,1,2")
     start = time.time()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    job = JOBS[args.data]
     ogdm = given_ogdm_flags(argv, job)
     runner = Runner(args.jobs or min(2, cores))
     args.out.mkdir(parents=True, exist_ok=True)
