@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from ogdm_core import DiscreteVP
 from ogdm_core.benchmark import __main__ as program
 from ogdm_core.benchmark import extras, measure, report, rounds
-from ogdm_core.benchmark.cases import CASES, DEFAULT, choose
+from ogdm_core.benchmark.cases import CASES, DEFAULT, GROWTH, choose
 from ogdm_core.benchmark.shapes import growth_of_operations
 from ogdm_core.benchmark.trainers import QUICK, DiffusersTrainer, Trainer, find_backbone, tensors
 from ogdm_core.embedded import quickstart
@@ -114,7 +114,7 @@ def test_operations_are_torchs_count(trainer):
     assert found == theirs.get_total_flops() == 2 * first + 3 * second  # no gradient of images
 
 
-@pytest.mark.parametrize("name", ["euler_exact", "euler_light", "euler_r1"])
+@pytest.mark.parametrize("name", ["euler_exact", "euler_light", "euler_narrow", "euler_r1"])
 def test_operations_from_shapes_are_those_of_real_steps(trainer, name):
     subject = measure.subjects(trainer, [name], quick=True)[name]
     plain = measure.count_step(trainer, measure.Subject("baseline"), "plain")["flops"]
@@ -285,6 +285,36 @@ def test_the_program_writes_all_it_promises_and_goes_on_where_it_stopped(run, tm
     assert second["counts"] == first["counts"]
     assert [g["batch"] for g in second["growth"]] == [1]
     assert report.growth_rows(second)[0][:3] == ["1", "8", "16"]
+
+
+def test_growth_is_timed_after_it_was_counted_and_never_loses_timings(run, tmp_path):
+    flags = ["--cases", "euler_exact", "--repeats", "1", "--no-extras", "--batches", "1"]
+    _, counted, _ = run(*flags, "--no-time")
+    assert "baseline_seconds" not in counted["growth"][0]
+    _, timed, _ = run(*flags)
+    (entry,) = timed["growth"]
+    assert entry["baseline_seconds"] > 0 and set(entry["cases"]) == set(GROWTH)
+    for name, case in entry["cases"].items():
+        assert case["ratio"] > 0
+        assert case["flops_ratio"] == pytest.approx(
+            counted["growth"][0]["cases"][name]["flops_ratio"]
+        )
+    del entry["cases"]["euler_narrow"]  # as a file from before that case holds it
+    (tmp_path / "speed.json").write_text(json.dumps(timed))
+    (row,) = report.growth_rows(run(*flags, "--no-time")[1])
+    assert float(row[3]) >= 0 and "-" not in row[4:6] and "-" not in row[-3:]
+
+
+def test_sizes_with_different_cases_stay_in_their_columns():
+    def size(batch, **cases):
+        ratios = {name: {"flops_ratio": ratio} for name, ratio in cases.items()}
+        return {"batch": batch, "resolution": 8, "channels": 16, "cases": ratios}
+
+    results = {"growth": [size(1, euler_light=2), size(2, euler_exact=3, euler_light=4)]}
+    columns = report.growth_columns(results)
+    first, second = (dict(zip(columns, row, strict=True)) for row in report.growth_rows(results))
+    assert first["euler_exact, operations"] == "-" and first["euler_light, operations"] == "2.00"
+    assert second["euler_exact, operations"] == "3.00"
 
 
 def test_an_interrupted_run_keeps_what_it_measured(run, monkeypatch):

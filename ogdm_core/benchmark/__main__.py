@@ -20,6 +20,7 @@ from statistics import median
 
 import torch
 
+from ..origin import commit, versions, write_json
 from . import extras, report
 from .cases import CASES, GROWTH, choose
 from .measure import BASELINE, Subject, count_step, silent, subjects
@@ -28,6 +29,7 @@ from .shapes import growth_of_operations
 from .trainers import PAPER, QUICK, Size, Trainer, build, find_backbone
 
 GROWTH_REPEATS = 2
+PACKAGES = ("torch", "diffusers", "numpy", "ogdm")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -135,8 +137,6 @@ class Benchmark:
 
     def save(self) -> None:
         """Writes the results as they stand."""
-        from ..embedded.quickstart import commit, versions
-
         self.finish()
         command = shlex.join(["run/benchmark.sh", *self.argv])
         earlier = [c for c in self.results.get("commands", []) if c != command]
@@ -144,10 +144,10 @@ class Benchmark:
             "command": command,
             "commands": [*earlier, command],  # all that added to this file
             "commit": commit(),
-            "versions": versions(),
+            "versions": versions(PACKAGES),
             "timings": self.timings.to_dict(),
         }
-        report.write_json(self.results, self.args.out)
+        write_json(self.args.out, self.results)
 
     def count(self) -> None:
         """Operations, evaluations and memory: one step of each kind."""
@@ -209,17 +209,17 @@ class Benchmark:
     def growth(self) -> None:
         """The ratios at other image sizes, batches and widths, one changed at a time."""
         sizes = growth_sizes(self.args, self.size)
-        done = self.results.setdefault("growth", [])
+        self.results.setdefault("growth", [])
         for size in sizes:
             key = {name: getattr(size, name) for name in ("batch", "resolution", "channels")}
-            if any(key.items() <= g.items() for g in done):
+            if any(key.items() <= g.items() and self._grown(g) for g in self.results["growth"]):
                 continue
             self._trainer, self._subjects = None, {}  # make room
             self.say(f"growth: {key}")
             if self.args.no_time:
                 trainer = build(self.backbone, size, torch.device("meta"))
-                done.append(key | {"cases": growth_of_operations(trainer, GROWTH, self.args.quick)})
-                self.save()
+                counted = growth_of_operations(trainer, GROWTH, self.args.quick)
+                self._keep_growth(key, {"cases": counted})
                 continue
             trainer = build(self.backbone, size, self.device)
             group = subjects(trainer, list(GROWTH), self.args.quick)
@@ -235,8 +235,23 @@ class Benchmark:
             for name in GROWTH:
                 cases[name] |= relate(counts[name], counts[BASELINE])
             seconds = median(sum(b.values()) for b in timings.baseline)
-            done.append(key | {"baseline_seconds": seconds, "cases": cases})
-            self.save()
+            self._keep_growth(key, {"baseline_seconds": seconds, "cases": cases})
+
+    def _grown(self, entry: dict) -> bool:
+        """Whether an entry of the results has all that is asked for: timings, unless --no-time."""
+        return set(GROWTH) <= set(entry["cases"]) and (
+            self.args.no_time or "baseline_seconds" in entry
+        )
+
+    def _keep_growth(self, key: dict, found: dict) -> None:
+        """Puts an entry in the place of an earlier one of the same size; timings are not lost."""
+        same = [g for g in self.results["growth"] if key.items() <= g.items()]
+        for earlier in same:
+            if "baseline_seconds" in earlier and "baseline_seconds" not in found:
+                found = earlier | {"cases": found["cases"] | earlier["cases"]}
+        others = [g for g in self.results["growth"] if g not in same]
+        self.results["growth"] = [*others, key | found]
+        self.save()
 
     def finish(self) -> None:
         """Ratios from whatever was measured."""

@@ -54,7 +54,7 @@ CASES = {
     "euler_bf16": Case("Euler, the paper's D in bfloat16", {"d_precision": "bf16"}),
 }  # fmt: skip
 DEFAULT = tuple(CASES)[:8]
-GROWTH = ("euler_exact", "euler_light")
+GROWTH = ("euler_exact", "euler_light", "euler_narrow")
 
 
 def choose(names: str | None) -> list[str]:

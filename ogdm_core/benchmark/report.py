@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
 from pathlib import Path
 
 from .cases import CASES
 from .rounds import PHASE_NAMES, PHASES
 
 COLUMNS = ("case", "time", "quartiles", "memory", "operations", "denoiser", "D", "what it is")
-
-
-def write_json(results: dict, path: Path) -> None:
-    """Writes whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(results, indent=1) + "\n")
-    os.replace(part, path)
 
 
 def rows(results: dict) -> list[list[str]]:
@@ -86,19 +76,25 @@ def growth_rows(results: dict) -> list[list[str]]:
     def text(value: float | None) -> str:
         return "-" if value is None else f"{value:.2f}"
 
+    names = _growth_names(results)
     return [
         [str(g["batch"]), str(g["resolution"]), str(g["channels"]), text(g.get("baseline_seconds")),
-         *(text(c.get("ratio")) for c in g["cases"].values()),
-         *(text(c["flops_ratio"]) for c in g["cases"].values())]
+         *(text(g["cases"].get(n, {}).get("ratio")) for n in names),
+         *(text(g["cases"].get(n, {}).get("flops_ratio")) for n in names)]
         for g in results.get("growth", [])
     ]  # fmt: skip
 
 
 def growth_columns(results: dict) -> list[str]:
     """Headings of `growth_rows`."""
-    names = list(results["growth"][0]["cases"])
+    names = _growth_names(results)
     return ["batch", "resolution", "channels", "baseline, s",
             *(f"{n}, time" for n in names), *(f"{n}, operations" for n in names)]  # fmt: skip
+
+
+def _growth_names(results: dict) -> list[str]:
+    """The cases of any size: sizes that were measured at different times may differ in them."""
+    return list(dict.fromkeys(name for g in results.get("growth", []) for name in g["cases"]))
 
 
 def markdown(results: dict) -> str:
