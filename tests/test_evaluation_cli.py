@@ -1,14 +1,19 @@
 """The torch evaluator from its command line, with a small feature net made on the spot."""
 
 import json
+import subprocess
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import torch
 
-from ogdm_core import metrics
+from ogdm_core import metrics, origin
 from ogdm_core.evaluation import __main__ as cli
 from ogdm_core.evaluation import extract, nets
+from ogdm_core.evaluation.lock import alone
 from ogdm_core.evaluation.sources import open_source
 
 pytest.importorskip("rich")
@@ -142,6 +147,54 @@ def test_a_stopped_run_goes_on_behind_the_last_chunk(folder, monkeypatch):
     assert again["recall"] == whole["recall"]
 
 
+def test_two_evaluations_at_once_compute_a_reference_once(folder, capsys):
+    source, going, go = open_source("ref.npz"), threading.Event(), threading.Event()
+    seen = []
+
+    def call(images):
+        seen.append(len(images))
+        going.set()
+        assert go.wait(60)
+        return images.float().flatten(1)[:, :6]
+
+    def one():
+        return extract.features_of(source, net, keep=50, cache=folder / "c")
+
+    net = nets.Net("slow", "slow", call)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(one)
+        assert going.wait(60)
+        second = pool.submit(one)
+        said = ""
+        for _ in range(600):  # until it waits for the first, or computes by itself
+            said += capsys.readouterr().err
+            if said or len(seen) > 1:
+                break
+            time.sleep(0.1)
+        go.set()
+        a, b = first.result(60), second.result(60)
+    assert sum(seen) == 90 and "waiting: another process is computing the features of" in said
+    assert torch.equal(a.features, b.features)
+    np.testing.assert_array_equal(a.statistics.sigma, b.statistics.sigma)
+    assert [file.suffix for file in (folder / "c").iterdir()] == [".npz"]
+
+
+def test_a_lock_admits_one_at_a_time(tmp_path):
+    inside, most = [], []
+
+    def work(number):
+        with alone(tmp_path / "a.lock", "working"):
+            inside.append(number)
+            most.append(len(inside))
+            time.sleep(0.001)
+            inside.remove(number)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(100)))
+    assert len(most) == 100 and max(most) == 1
+    assert not any(tmp_path.iterdir())
+
+
 def test_precision_and_recall_may_use_fewer_images_than_fid(folder):
     found = run("--pr-images", "40", "--seed", "3")
     assert found["precision_recall_images"] == [40, 40]
@@ -161,6 +214,8 @@ def test_saved_statistics_give_the_same_fid(folder, capsys):
     assert "need the images" in capsys.readouterr().err
     assert run(reference="stats.npz", samples="stats.npz", net=None)["fid"] == pytest.approx(0)
     assert "are of smallnet:flat" in fails(capsys, reference="stats.npz", net="smallnet:both")
+    text = fails(capsys, "--save-statistics", "more.npz", reference="stats.npz")
+    assert "stats.npz is statistics already" in text and not (folder / "more.npz").exists()
 
 
 def test_statistics_of_adms_batches_count_only_for_inception(folder):
@@ -230,6 +285,55 @@ def test_weights_of_another_kind_are_refused(folder, capsys):
     assert "not torch-fidelity's Inception" in fails(capsys, "--weights", "other.pth", net=None)
     (folder / "text.pth").write_text("hello")
     assert "not torch-fidelity's Inception" in fails(capsys, "--weights", "text.pth", net=None)
+
+
+def test_weights_that_are_not_the_published_ones_are_noted(folder, monkeypatch):
+    monkeypatch.setattr(nets, "check", lambda weights, features: None)
+    monkeypatch.setattr(nets, "Inception", lambda weights: torch.nn.Flatten())
+    (folder / "mine.pth").write_bytes(b"mine")
+    digest = nets.file_digest(folder / "mine.pth")
+    assert run("--weights", "mine.pth", net=None)["notes"][0].startswith(
+        f"mine.pth is not the published file: its SHA-256 begins with {digest[:8]}, not 6726825d"
+    )
+    monkeypatch.setattr(nets, "PUBLISHED", digest[:8])
+    assert not any("mine.pth" in note for note in run("--weights", "mine.pth", net=None)["notes"])
+
+
+def test_a_result_names_the_commit_it_was_made_with(tmp_path, monkeypatch):
+    def git(*words):
+        name = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+        done = subprocess.run(["git", *name, *words], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    monkeypatch.setattr(origin, "ROOT", tmp_path)
+    assert origin.commit() == "unknown"
+    git("init", "-q")
+    assert origin.commit() == "unknown"  # nothing committed
+    (tmp_path / "file").write_text("a")
+    git("add", "file")
+    git("commit", "-q", "-m", "a")
+    head = git("rev-parse", "HEAD")
+    assert origin.commit() == head
+    (tmp_path / "file").write_text("b")
+    assert origin.commit() == head + "+"
+    (tmp_path / "inner").mkdir()
+    monkeypatch.setattr(origin, "ROOT", tmp_path / "inner")
+    assert origin.commit() == "unknown"  # a copy in somebody else's repository
+    monkeypatch.setattr(origin, "ROOT", tmp_path)
+    monkeypatch.setenv("PATH", "")
+    assert origin.commit() == "unknown"
+
+
+def test_versions_and_json_say_what_is_absent_and_leave_nothing_half_written(tmp_path):
+    found = origin.versions(["numpy", "no-such-package"])
+    assert found["numpy"] == np.__version__ and found["no-such-package"] == "not installed"
+    file = tmp_path / "deep" / "out.json"
+    origin.write_json(file, {"a": 1})
+    with pytest.raises(TypeError):
+        origin.write_json(file, {"a": object()})
+    assert json.loads(file.read_text()) == {"a": 1}
+    assert list(file.parent.iterdir()) == [file]
 
 
 def test_inception_gives_adms_two_sets_of_features(folder):

@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
-import json
-import os
-import platform
 import shlex
-import subprocess
 import sys
 import time
 from contextlib import contextmanager
@@ -17,11 +12,12 @@ from pathlib import Path
 
 import torch
 
+from ..origin import commit, versions, write_json
 from . import adm, torch_evaluator
 from .sources import KINDS, Source, open_source
 
-ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("torch", "numpy", "torch-fidelity", "ogdm")
+TORCH_ONLY = ("batch", "device", "pr_images", "seed", "save_statistics")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -73,6 +69,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         reference, samples = open_source(args.reference), open_source(args.samples)
         if args.evaluator == "adm":
+            refuse_torchs(p, args)
             found = adm.evaluate(reference, samples, args)
         else:
             settings = torch_evaluator.Settings(
@@ -92,7 +89,7 @@ def main(argv: list[str] | None = None) -> int:
         "reference": str(args.reference),
         "samples": str(args.samples),
         "command": shlex.join(["python", "-m", "ogdm_core.evaluation", *(argv or sys.argv[1:])]),
-        "versions": versions() | found.get("versions", {}),
+        "versions": versions(PACKAGES) | found.get("versions", {}),
         "commit": commit(),
         "seconds": round(time.time() - started, 1),
     }
@@ -100,6 +97,14 @@ def main(argv: list[str] | None = None) -> int:
         write_json(args.json, result)
     show(result)
     return 0
+
+
+def refuse_torchs(p: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Raises ValueError for flags that ADM's evaluator would silently ignore."""
+    given = [name for name in TORCH_ONLY if getattr(args, name) != p.get_default(name)]
+    if given:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise ValueError(f"--evaluator adm does not know {flags}: leave out, or --evaluator torch")
 
 
 def show(result: dict) -> None:
@@ -126,36 +131,6 @@ def _bars(reference: Source, samples: Source):
         sources = {"reference": reference, "samples": samples}
         tasks = {n: bars.add_task(n, total=s.count) for n, s in sources.items() if s.count}
         yield lambda what, images: bars.update(tasks[what], completed=images)
-
-
-def write_json(file: Path, result: dict) -> None:
-    """Writes the file whole or not at all."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_name(f"{file.name}.part")
-    partial.write_text(json.dumps(result, indent=1) + "\n")
-    os.replace(partial, file)
-
-
-def versions() -> dict[str, str]:
-    """What the numbers were made with."""
-    found = {"python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found
-
-
-def commit() -> str:
-    """The repository's commit, "unknown" outside a clone."""
-    try:
-        done = subprocess.run(
-            ["git", "-C", ROOT, "rev-parse", "HEAD"], capture_output=True, text=True
-        )
-    except OSError:
-        return "unknown"
-    return done.stdout.strip() if done.returncode == 0 else "unknown"
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ the download.
 from __future__ import annotations
 
 import argparse
-import fcntl
 import hashlib
 import json
 import os
@@ -18,11 +17,11 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
+from .lock import alone
 from .sources import Npz, Source
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -95,10 +94,14 @@ def run(python: Path, files: list[Path], folder: Path) -> tuple[dict, dict]:
         [str(word) for word in command], cwd=folder, env=environment | {"PYTHONUNBUFFERED": "1"},
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, errors="replace",
     ) as process:  # fmt: skip
-        for line in process.stdout:
-            lines.append(line.rstrip())
-            if not line.startswith("{"):
-                print(line, end="", file=sys.stderr, flush=True)
+        try:
+            for line in process.stdout:
+                lines.append(line.rstrip())
+                if not line.startswith("{"):
+                    print(line, end="", file=sys.stderr, flush=True)
+        except BaseException:  # else leaving would wait for it
+            process.kill()
+            raise
     if process.returncode:
         raise AdmError(
             f"ADM's evaluator stopped with code {process.returncode}; its words are above. If it "
@@ -129,7 +132,7 @@ def ensure_environment() -> Path:
         return Path(found).absolute()
     python, stamp = ENVIRONMENT / "bin" / "python", ENVIRONMENT / "ogdm-stamp"
     wanted = hashlib.sha256(REQUIREMENTS.read_bytes() + sys.version.encode()).hexdigest()
-    with _alone(ENVIRONMENT.with_suffix(".lock")):
+    with alone(ENVIRONMENT.with_suffix(".lock"), "making ADM's environment"):
         if python.exists() and stamp.is_file() and stamp.read_text() == wanted:
             return python
         print(f"Making {ENVIRONMENT.relative_to(ROOT)} with TensorFlow for ADM's evaluator, "
@@ -158,15 +161,6 @@ def ensure_environment() -> Path:
                 )
         stamp.write_text(wanted)
     return python
-
-
-@contextmanager
-def _alone(path: Path):
-    """One install at a time; a second script waits for the first."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _as_npz(source: Source, file: Path) -> Path:

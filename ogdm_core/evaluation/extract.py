@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from ..metrics import RunningStatistics
+from .lock import alone
 from .nets import Net
 from .sources import Source, Statistics
 
@@ -59,14 +60,16 @@ def features_of(
     what = [FORMAT, source.digest(), net.key, keep, seed, CHUNK]
     key = hashlib.sha256(json.dumps(what).encode()).hexdigest()[:32]
     file, parts = cache / f"{key}.npz", cache / f"{key}.parts"
-    if file.is_file():
-        progress(source.count)
-        return _read(file)
-    parts.mkdir(parents=True, exist_ok=True)
-    found = _collect(source, net, keep, seed, batch, device, parts, progress)
-    if stay:
-        _write(file, found, net.name)
-    shutil.rmtree(parts, ignore_errors=True)
+    # Evaluations of several models at once often share the reference: one computes, all read.
+    with alone(cache / f"{key}.lock", f"computing the features of {source.path}"):
+        if file.is_file():
+            progress(source.count)
+            return _read(file)
+        parts.mkdir(parents=True, exist_ok=True)
+        found = _collect(source, net, keep, seed, batch, device, parts, progress)
+        if stay:
+            _write(file, found, net.name)
+        shutil.rmtree(parts, ignore_errors=True)
     return found
 
 

@@ -33,7 +33,7 @@ Features = Tensor | tuple[Tensor, Tensor]
 INCEPTION = "inception"
 # What torch.load and load_state_dict raise for a file of another kind.
 _UNREADABLE = (RuntimeError, pickle.UnpicklingError, AttributeError, KeyError, TypeError, EOFError)
-# What the file's name promises about its SHA-256, as torch.hub checks it on a download.
+# How the SHA-256 of the published weights begins, as their name says.
 PUBLISHED = "6726825d"
 URL = (
     "https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/"
@@ -43,11 +43,17 @@ URL = (
 
 @dataclass(frozen=True)
 class Net:
-    """A feature net, the name to show for it, and a key that changes when its outputs may."""
+    """A feature net.
+
+    name   to show for it
+    key    changes when its outputs may
+    notes  what a reader of its numbers should know
+    """
 
     name: str
     key: str
     call: Callable[[Tensor], Features]
+    notes: tuple[str, ...] = ()
 
 
 def check(weights: Path | None, features: str | None) -> None:
@@ -76,7 +82,13 @@ def load(weights: Path | None, features: str | None, device: str, cache: Path | 
     check(weights, features)
     if features:
         return imported(features, device, cache)
-    return Net(INCEPTION, f"{INCEPTION}:{file_digest(weights)}", Inception(weights).to(device))
+    digest, notes = file_digest(weights), ()
+    if not digest.startswith(PUBLISHED):
+        notes = (
+            f"{weights.name} is not the published file: its SHA-256 begins with {digest[:8]}, not "
+            f"{PUBLISHED}; do not set these numbers beside published ones",
+        )
+    return Net(INCEPTION, f"{INCEPTION}:{digest}", Inception(weights).to(device), notes)
 
 
 def imported(spec: str, device: str, cache: Path | None) -> Net:

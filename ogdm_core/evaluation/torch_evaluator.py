@@ -47,10 +47,13 @@ class Scores:
 
 def check(reference: Source, samples: Source, settings: Settings) -> None:
     """Raises ValueError for whatever can be known to be wrong before anything is computed."""
+    if settings.save_statistics and not reference.count:
+        raise ValueError(
+            f"--save-statistics needs a reference of images, and {reference.path} is statistics "
+            "already: leave the flag out"
+        )
     if reference.count or samples.count:
         nets.check(settings.weights, settings.features)
-    elif settings.save_statistics:
-        raise ValueError("--save-statistics needs a reference of images; this one is statistics")
     if reference.count and samples.count and reference.size != samples.size:
         sizes = [f"{w}x{h}" for h, w in (reference.size, samples.size)]
         raise ValueError(
@@ -87,7 +90,7 @@ def evaluate(reference: Source, samples: Source, settings: Settings, progress) -
         )  # fmt: skip
 
     real, fake = extract(reference, "reference", True), extract(samples, "samples", False)
-    notes: list[str] = []
+    notes = list(net.notes) if net else []
     if settings.save_statistics:
         save_statistics(settings.save_statistics, real.statistics)
     a = _statistics(reference, real, net, notes)
