@@ -11,7 +11,8 @@ from ogdm_core.presets import PRESETS
 from ogdm_core.tables import paper
 
 ROOT = Path(__file__).resolve().parents[1]
-LATEX = Path(os.environ.get("OGDM_PAPER", ROOT.parent / "shared" / "seed" / "ogdm-paper.tex"))
+BESIDE = ROOT.parent / "shared" / "seed" / "ogdm-paper.tex"  # a folder beside the clone, if any
+LATEX = Path(os.environ.get("OGDM_PAPER") or BESIDE)
 CHECKSUMS = {
     1: "605bbf69a286665596cada9576f6b28cd6df941e2cf1e911dc8b1aeb0cb7ef1e",
     2: "4a3df7cba06b4b5f6900c2879c9d6e065896d21c3f67b75cee4453c6b95e5029",
@@ -33,7 +34,10 @@ DAGGER, STAR = r"$\dagger$", "*"
 @pytest.fixture(scope="module")
 def latex():
     if not LATEX.is_file():
-        pytest.skip("the paper's LaTeX is not at hand; OGDM_PAPER=FILE compares with it")
+        pytest.skip(
+            "the paper's LaTeX source is not at hand; OGDM_PAPER=/path/to/paper.tex run/test.sh "
+            "compares every cell with it"
+        )
     return re.sub(r"(?<!\\)%.*", "", LATEX.read_text())
 
 
