@@ -324,18 +324,22 @@ def test_reference_images_are_central_squares(tmp_path):
 # ---- plan ---------------------------------------------------------------------------------------
 
 
-def test_a_plan_multiplies_measured_steps_out(options):
+def test_a_plan_multiplies_measured_steps_out(options, monkeypatch):
     options = replace(options, gpus=2, rows=("cifar10-adm-baseline", "cifar10-adm-ogdm-ft"))
     first, second = plan.work_left(experiments(options))
     assert [p.name for p in first.trained()] == ["cifar10-adm-baseline"]
     assert [p.name for p in second.trained()] == ["cifar10-adm-ogdm-ft"]  # the baseline is counted
     steps = {"train": {"none": 0.01, "euler": 0.02}, "evaluate": 0.001, "encode": 0, "decode": 0}
+    steps |= {"device": "some GPU", "threads": 1}
     measured = {("cifar10", "adm", False): steps}
     training, sampling = plan.seconds(options, first, measured)
     assert training == pytest.approx(38_400_000 * 0.01 / 2)
     assert sampling == pytest.approx(50_000 * (25 + 20 + 15 + 10) * 0.001 / 2)
     assert plan.seconds(options, second, measured)[0] == pytest.approx(1_920_000 * 0.02 / 2)
     assert plan.seconds(options, first, {("cifar10", "adm", False): "not measured"}) is None
+    monkeypatch.setattr(plan.os, "cpu_count", lambda: 1)
+    slow = {("cifar10", "adm", False): steps | {"device": "cpu"}}
+    assert plan.seconds(options, first, slow)[0] == pytest.approx(2 * training)
 
 
 @pytest.mark.parametrize("projection", [None, "euler", "heun"])

@@ -102,13 +102,20 @@ def seconds(options: Options, work: Work, measured: dict) -> tuple[float, float]
         if isinstance(step, str):
             return None
         image = step["train"][preset.projection or "none"] + step["encode"]
-        training += preset.images * image / options.gpus
+        training += preset.images * image / _processes(options, step)
     step = measured[_network(work.preset)]
     if isinstance(step, str):
         return None
-    ranks = 1 if work.preset.backbone == "ldm" else options.gpus
+    ranks = 1 if work.preset.backbone == "ldm" else _processes(options, step)
     images = options.samples * sum(nfe * step["evaluate"] + step["decode"] for nfe in work.cells)
     return training, images / ranks
+
+
+def _processes(options: Options, step: dict) -> int:
+    """How many processes really run side by side: on a CPU no more than there are cores for."""
+    if step["device"] != "cpu":
+        return options.gpus
+    return min(options.gpus, max(1, (os.cpu_count() or 1) // step["threads"]))
 
 
 def print_plan(options: Options, experiments: list[Experiment], console: Console) -> None:
