@@ -181,6 +181,20 @@ def test_a_product_that_was_deleted_is_made_again(work):
     assert ran(work)[before:] == ["a/evaluate"]
 
 
+def test_what_only_finished_stages_need_is_not_made_again(work):
+    rows = small_table(work)
+    run(rows, work)
+    for stage in chain(s for row in rows.values() for s in row):
+        if "evaluate" not in stage.name:
+            stage.output.unlink()
+    before = len(ran(work))
+    engine = run(small_table(work), work)
+    assert ran(work)[before:] == [] and engine.open() == []
+    rows["b"][1].output.unlink()
+    run(small_table(work), work)
+    assert ran(work)[before:] == ["digits/data", "a/train", "b/train", "b/sample", "b/evaluate"]
+
+
 def test_markers_say_where_a_result_comes_from(work):
     rows = small_table(work, k="0.3")
     run(rows, work)
@@ -334,3 +348,30 @@ def test_a_log_tells_how_far_its_last_command_is(work):
     assert fraction(train) == 0.5
     train.log.write_text("\n$ train.py\nkimg 10.0\n\n$ train.py --resume\nloading\n")
     assert fraction(train) == 0
+
+
+def test_a_resumed_stage_is_timed_by_what_is_done_now(work):
+    script = "echo kimg 15.0; sleep 1.2; echo kimg 20.0"
+    train = stage(work, "a/train", script=script, meter=(r"kimg ([\d.]+)", 20.0), units=4.0)
+    train.folder.mkdir(parents=True)
+    train.log.write_text("\n$ train.py\nkimg 14.0\n")
+    engine = run({"a": [train]}, work)
+    seconds = engine.outcome(train).seconds
+    assert engine.rates.estimate(train) == pytest.approx(4 * seconds)
+    again = Engine({"a": [train]}, work)
+    again.look()
+    assert again.rates.estimate(train) == pytest.approx(4 * seconds, abs=0.05)
+
+
+def test_what_is_left_of_a_resumed_stage_counts_from_where_it_was(work):
+    train = stage(work, "a/train", meter=(r"kimg ([\d.]+)", 20.0))
+    train.folder.mkdir(parents=True)
+    engine = Engine({"a": [train]}, work)
+    engine.rates.learn(train, 500.0)
+    engine.started[train.key] = time.monotonic() - 100
+    train.log.write_text("\n$ train.py --resume\nkimg 10.0\n")
+    engine._follow(train)
+    assert engine.remaining() == pytest.approx(400, abs=5)  # by the estimate, so far
+    train.log.write_text("\n$ train.py --resume\nkimg 10.0\nkimg 15.0\n")
+    engine._follow(train)
+    assert engine.remaining() == pytest.approx(100, abs=5)

@@ -123,6 +123,38 @@ def test_a_changed_preset_retrains_that_row_only(options, monkeypatch):
     assert {stage.split("/")[0] for stage in before if before[stage] != after[stage]} == {name}
 
 
+def test_keys_hold_what_rows_set_and_no_defaults(options):
+    (e,) = experiments(replace(options, rows=("cifar10-edm-ogdm-ft",)))
+    ours = {word for word in e.train.settings if word.startswith("--ogdm")}
+    assert ours == {"--ogdm", "--ogdm-projection=euler", "--ogdm-k=0.2", "--ogdm-gamma=0.025"}
+    assert "--ogdm-d-lr=0.001" in commands(e, "train")[-1]
+    (e,) = experiments(replace(options, rows=("cifar10-edm-ogdm-ft",), smoke=True))
+    assert "--ogdm-d-width=0.02" in e.train.settings
+
+
+def test_commands_find_the_users_own_modules(options, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", "nets")
+    (e,) = experiments(replace(options, rows=("cifar10-adm-baseline",), nfes=(10,)))
+    for kind, first in (("train", options.third_party / "guided-diffusion"), ("evaluate", ROOT)):
+        (stage,) = [s for s in e.stages if s.kind == kind]
+        paths = dict(stage.build(stage.folder)[0].env)["PYTHONPATH"].split(":")
+        assert paths[0] == str(first) and paths[-1] == str(tmp_path / "nets")
+
+
+def test_data_made_elsewhere_is_not_taken_for_ready(options, tmp_path):
+    def data(folder: Path):
+        rows = experiments(replace(options, data=folder, rows=("cifar10-adm-baseline",)))
+        return next(s for s in rows[0].stages if s.kind == "data")
+
+    a, b = data(tmp_path / "a"), data(tmp_path / "b")
+    a.output.mkdir(parents=True)
+    b.output.mkdir(parents=True)
+    a.folder.mkdir(parents=True)
+    a.finish([], "now", 1.0)
+    assert a.record() and a.key == b.key and b.record() is None
+
+
 def test_a_checkpoint_takes_the_place_of_training(options, tmp_path):
     weights = tmp_path / "base.pt"
     weights.write_text("x")
@@ -163,6 +195,10 @@ def test_a_stopped_training_is_resumed_by_the_backbones_own_means(options):
     line = touch(e, last)
     assert f"main.py -r {e.train.folder}/{last} -t True --gpus 0, --scale_lr False" in line
     assert "--base" not in line
+    more = experiments(replace(options, smoke=True, gpus=2, seed=0, rows=(e.name,)))[0]
+    words = more.train.build(e.train.folder)[0].argv
+    assert words[words.index("--gpus") + 1] == "0,1,"
+    assert "data.params.batch_size=4" in words and words[-2:] == ("-s", "0")
 
 
 def test_override_puts_values_in_place_or_at_the_end():
@@ -191,15 +227,17 @@ def test_rows_are_chosen_by_name_or_glob_in_the_tables_order():
 
 def test_all_that_is_wrong_is_said_at_once(options, tmp_path):
     found = "\n".join(check.problems(replace(
-        options, rows=("cifar10-adm-basline", "lsun*"), gpus=5, images=1, weights="nowhere.pth",
+        options, rows=("cifar10-adm-basline", "lsun*"), gpus=5, images=3, jobs=-1,
+        weights="nowhere.pth",
         checkpoints=(("cifar10-adm-ogdm", "absent.pt"), ("no-row", "x"),
                      ("celeba64-adm-ogdm", "https://host/x.pt")),
     )))  # fmt: skip
     for words in (
         "no row 'cifar10-adm-basline'; near are cifar10-adm-baseline",
-        "--images: 1",
+        "--images: 3; FID and recall need 4",
         "--gpus: 5 does not divide",
-        "--weights: no file nowhere.pth",
+        "--jobs: -1",
+        "--weights nowhere.pth: no such file",
         "no file absent.pt",
         "no-row is no row of Table 1",
         "only EDM's scripts read URLs",
@@ -222,6 +260,47 @@ def test_unpatched_upstreams_full_disks_and_odd_nfes_are_said(options, monkeypat
     assert re.search(r"\d+ GB are needed, 5 GB are free", found)
     assert "--nfes: heun cannot spend exactly 12" in found
     assert "--weights" not in found
+
+
+def test_what_the_evaluator_would_refuse_is_said_first(options, monkeypatch, tmp_path):
+    def found(**more) -> str:
+        return "\n".join(check.problems(replace(options, rows=("cifar10-edm-baseline",), **more)))
+
+    assert "download Inception's weights" in found()
+    assert "there is no module nosuch.nets" in found(features="nosuch.nets:x")
+    assert "give MODULE:NAME" in found(features="ogdm_core.tables.smoke")
+    assert "--features" not in found(features="ogdm_core.tables.smoke:features")
+    assert "features" not in found(smoke=True)
+    monkeypatch.setattr(check.adm, "EVALUATOR", tmp_path / "evaluator.py")
+    assert "run/setup.sh guided-diffusion" in found(evaluator="adm")
+    (tmp_path / "evaluator.py").touch()
+    assert "--evaluator adm" not in found(evaluator="adm")
+    assert "knows Inception only, not --features" in found(evaluator="adm", features="a:b")
+    assert "knows Inception only, not --scale smoke" in found(evaluator="adm", smoke=True)
+    assert "reads classify_image_graph_def.pb" in found(evaluator="adm", weights="no.pb")
+
+
+def test_disk_is_counted_by_the_cell_and_spared_by_prepared_sets(options, monkeypatch):
+    table, options = paper.table(3), replace(options, number=3)
+    presets = check.needed(options, list(table.names))
+    cells = [row for row in table.rows if row.fid is not None]
+    sizes = [50_000 * 3 * check.SOURCES[row.dataset].size ** 2 / 1e9 for row in cells]
+    disk = check.disk_gb(options, presets, list(table.names))
+    assert disk["samples"] == pytest.approx(sum(sizes) + max(sizes))
+
+    def needed() -> float:
+        usage = type("Usage", (), {"free": 0.0})
+        monkeypatch.setattr(check.shutil, "disk_usage", lambda place: usage)
+        text = "".join(check._disk(options, presets, list(table.names)))
+        return float(re.search(r"(\d+) GB are needed", text)[1])
+
+    before = needed()
+    for name in ("church_outdoor_train_lmdb.zip", "lsun/data.mdb"):
+        file = options.data / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("wb") as f:
+            f.truncate(9_000_000_000)  # sparse
+        assert needed() == before - (9 if "lsun/" in name else 0)
 
 
 def test_prepared_data_will_do_without_the_archive(options):
@@ -438,6 +517,17 @@ def test_a_failed_stage_is_named_in_the_table(options):
         assert "cifar10-adm-ogdm/train" in text
     assert "exit status 9" in render.to_markdown(found, "x.png")
     assert "OGDM (stopped)" in render.to_markdown(found, "x.png")
+
+
+def test_a_table_is_written_without_samples_that_were_deleted(options):
+    options = replace(options, rows=("cifar10-adm-baseline",), nfes=(10,))
+    rows, engine = finished(options)
+    rows[0].samples[10].output.unlink()
+    found = collect(paper.table(1), options, rows, engine, "x")
+    (cell,) = [cell for cell in found["rows"][0]["cells"] if cell["nfe"] == 10]
+    assert cell["status"] == "done" and cell["commands"] == []
+    (work,) = plan.work_left(rows)
+    assert work.cells == [] and work.trainings == []
 
 
 def test_a_smoke_table_says_what_its_numbers_are_worth(options):

@@ -11,13 +11,14 @@ from pathlib import Path
 
 from rich.console import Console
 
+from ..origin import ROOT
 from . import check, paper
 from .engine import Busy, Engine, dry_run
 from .experiments import Builder, Experiment, Options, select_rows
 from .progress import Watch, duration
 from .render import failures, to_terminal, write_all
 from .results import collect
-from .stages import ROOT, chain
+from .stages import chain
 
 REPRODUCED = (1, 2, 3, 9)
 

@@ -7,12 +7,13 @@ import os
 import shutil
 from pathlib import Path
 
+from ..evaluation import adm, nets
 from ..presets import PRESETS, Preset
 from ..splice.ldm import run_configs
 from . import paper
-from .experiments import Options, baseline_of, presets_of, reachable, select_rows
+from .experiments import Options, baseline_of, nfes_of, presets_of, reachable, select_rows
 from .recipes import EDM, LDM, RECIPES
-from .sources import SOURCES, missing
+from .sources import SOURCES, missing, prepared
 
 # GB of a checkpoint at the paper's size: network, EMA, two moments of Adam, and D with its own.
 CHECKPOINT_GB = {"adm": 1.2, "edm": 1.2, "ldm": 5.5}
@@ -21,6 +22,7 @@ ADM_INTERVAL, LDM_KEPT = (
     4,
 )  # upstream's: steps between checkpoints; the best three, the last
 SMOKE_GB = 1.0
+LEAST_IMAGES = 4  # recall looks at three neighbours of each
 
 
 def problems(options: Options) -> list[str]:
@@ -35,9 +37,9 @@ def problems(options: Options) -> list[str]:
         found += _upstream(options, backbone)
     if not options.smoke:
         found += _data(options, presets)
-        found += _weights(options)
         found += _first_stage(options, presets)
-    found += _disk(options, presets)
+    found += _evaluator(options)
+    found += _disk(options, presets, names)
     return found
 
 
@@ -60,10 +62,13 @@ def needed(options: Options, names: list[str]) -> dict[str, list[Preset]]:
 
 def _settings(options: Options, table: paper.Table, names: list[str]) -> list[str]:
     found = []
-    if options.images and options.images < 2:
-        found.append(f"--images: {options.images}; FID needs 2 at the least, the paper took 50000")
+    if options.images and options.images < LEAST_IMAGES:
+        found.append(f"--images: {options.images}; FID and recall need {LEAST_IMAGES} at the "
+                     "least, the paper took 50000")  # fmt: skip
     if options.gpus < 1:
         found.append(f"--gpus: {options.gpus}; give 1 or more")
+    if options.jobs < 1:
+        found.append(f"--jobs: {options.jobs}; give 1 or more")
     samplers = {table.select(name)[0].sampler for name in names}
     for nfe in options.nfes:
         if samplers and not any(reachable(sampler, nfe) for sampler in samplers):
@@ -135,18 +140,43 @@ def _data(options: Options, presets: dict[str, list[Preset]]) -> list[str]:
     return [text for text in dict.fromkeys(texts) if text]
 
 
-def _weights(options: Options) -> list[str]:
-    if options.features:
-        module = options.features.partition(":")[0]
-        if importlib.util.find_spec(module) is None:
-            return [f"--features: there is no module {module} to import"]
-        return []
-    if not options.weights:
-        if options.evaluator == "adm":
-            return []  # upstream's evaluator fetches its own
-        return ["--weights: FID needs Inception's, weights-inception-2015-12-05-6726825d.pth "
-                "(released with toshas/torch-fidelity); download it and give its path"]  # fmt: skip
-    return [] if Path(options.weights).is_file() else [f"--weights: no file {options.weights}"]
+def _evaluator(options: Options) -> list[str]:
+    """What the evaluation would refuse after all the training."""
+    weights = Path(options.weights) if options.weights else None
+    if options.evaluator == "adm":
+        return _adm(options, weights)
+    if options.smoke and not options.features:
+        return []  # it brings a net of its own
+    try:
+        nets.check(None if options.features else weights, options.features)
+    except ValueError as error:
+        return [" ".join(str(error).split())]
+    module = options.features.partition(":")[0]
+    if options.features and not _importable(module):
+        return [f"--features: there is no module {module} to import; put its folder on PYTHONPATH"]
+    return []
+
+
+def _adm(options: Options, weights: Path | None) -> list[str]:
+    found = []
+    if options.features or options.smoke:
+        what = "--features" if options.features else "--scale smoke's features"
+        found.append(f"--evaluator adm: guided-diffusion's knows Inception only, not {what}; "
+                     "leave out one of the two")  # fmt: skip
+    if not adm.EVALUATOR.is_file():
+        found.append(f"--evaluator adm: there is no {adm.EVALUATOR}; run/setup.sh "
+                     "guided-diffusion fetches it")  # fmt: skip
+    if weights and not weights.is_file():
+        found.append(f"--weights {weights}: no such file; guided-diffusion's evaluator reads "
+                     f"{adm.GRAPH}, and fetches it without the flag")  # fmt: skip
+    return found
+
+
+def _importable(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):  # a package that is missing, or no name at all
+        return False
 
 
 def _first_stage(options: Options, presets: dict[str, list[Preset]]) -> list[str]:
@@ -165,30 +195,38 @@ def checkpoints_kept(preset: Preset) -> int:
     return by_backbone[preset.backbone]
 
 
-def disk_gb(options: Options, presets: dict[str, list[Preset]], cells: int) -> dict[str, float]:
-    """GB that the data sets, the checkpoints and the samples take."""
+def disk_gb(
+    options: Options, presets: dict[str, list[Preset]], names: list[str]
+) -> dict[str, float]:
+    """GB that the data sets, the checkpoints and the samples of the rows `names` take."""
     if options.smoke:
         return {"smoke run": SMOKE_GB}
+    table = paper.table(options.number)
     data = {p.dataset: SOURCES[p.dataset].gigabytes for p in presets["sample"]}
     kept = sum(CHECKPOINT_GB[p.backbone] * checkpoints_kept(p) for p in presets["train"])
-    size = max((SOURCES[p.dataset].size for p in presets["sample"]), default=0)
-    samples = sum(
-        options.samples * 3 * SOURCES[p.dataset].size ** 2 / 1e9 for p in presets["sample"]
-    ) * (cells / max(1, len(presets["sample"])))
-    pictures = options.samples * 3 * size**2 / 1e9  # one cell's images as files, then removed
+    cell = {name: options.samples * 3 * SOURCES[name].size ** 2 / 1e9 for name in data}
+    samples = 0.0
+    for rows in map(table.select, names):
+        wanted, _ = nfes_of(rows, options.nfes)
+        samples += len(wanted) * cell[rows[0].dataset]
+    pictures = max(cell.values(), default=0.0)  # one cell's images as files, then removed
     return {"data": sum(data.values()), "checkpoints": kept, "samples": samples + pictures}
 
 
 def _used(folder: Path) -> float:
-    """GB of the files in a folder: of what is needed, that much is there already."""
+    """GB of a file, or of the files in a folder: of what is needed, that much is there already."""
+    if folder.is_file():
+        return folder.stat().st_size / 1e9
     files = (Path(root) / name for root, _, names in os.walk(folder) for name in names)
     return sum(file.lstat().st_size for file in files) / 1e9
 
 
-def _disk(options: Options, presets: dict[str, list[Preset]]) -> list[str]:
-    nfes = options.nfes or paper.table(options.number).nfes
-    need = sum(disk_gb(options, presets, len(nfes) * len(presets["sample"])).values())
-    need -= _used(options.out) + _used(options.data)
+def _disk(options: Options, presets: dict[str, list[Preset]], names: list[str]) -> list[str]:
+    need = sum(disk_gb(options, presets, names).values()) - _used(options.out)
+    if not options.smoke:
+        for dataset in dict.fromkeys(preset.dataset for preset in presets["sample"]):
+            there = sum(map(_used, prepared(dataset, options.data)))
+            need -= min(there, SOURCES[dataset].gigabytes)
     place = options.out.absolute()
     while not place.exists():
         place = place.parent

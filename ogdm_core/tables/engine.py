@@ -47,6 +47,7 @@ class Engine:
     jobs: int = 1
     outcomes: dict[str, Outcome] = field(default_factory=dict)  # by a stage's key
     started: dict[str, float] = field(default_factory=dict)  # of the running ones
+    first: dict[str, float] = field(default_factory=dict)  # share that was done before this run
 
     def __post_init__(self):
         self.plans = {name: chain(stages) for name, stages in self.rows.items()}
@@ -63,10 +64,26 @@ class Engine:
 
     def failure(self, row: str) -> tuple[Stage, Outcome] | None:
         """The stage that stopped a row."""
-        for stage in self.plans[row]:
+        for stage in self.pending(row):
             if self.outcome(stage).status in ("failed", "stopped"):
                 return stage, self.outcome(stage)
         return None
+
+    def pending(self, row: str) -> list[Stage]:
+        """What a row still takes, needs first; a stage that is done needs nothing any more."""
+        found: dict[str, Stage] = {}
+
+        def visit(stage: Stage) -> None:
+            if self.outcome(stage).status != "done":
+                for need in stage.needs:
+                    visit(need)
+                found.setdefault(stage.key, stage)
+
+        needed = {need.key for stage in self.plans[row] for need in stage.needs}
+        for stage in self.plans[row]:
+            if stage.key not in needed:
+                visit(stage)
+        return list(found.values())
 
     def look(self) -> None:
         """Finds what earlier runs have done."""
@@ -74,13 +91,13 @@ class Engine:
             record = stage.record()
             if record is not None:
                 self.outcomes[stage.key] = Outcome("done", seconds=record["seconds"])
-                self.rates.learn(stage, record["seconds"])
+                self.rates.learn(stage, record["seconds"], record.get("share", 1.0))
 
     def open(self) -> list[Stage]:
         """Stages that are still to be done, in order, but for those whose rows have all failed."""
-        live = [plan for name, plan in self.plans.items() if self.failure(name) is None]
-        return [stage for stage in chain(s for plan in live for s in plan)
-                if self.outcome(stage).status == "open"]  # fmt: skip
+        live = [self.pending(row) for row in self.rows if self.failure(row) is None]
+        stages = {stage.key: stage for pending in live for stage in pending}
+        return [stage for stage in stages.values() if self.outcome(stage).status == "open"]
 
     def ready(self) -> list[Stage]:
         """Open stages that are not running and have all they need."""
@@ -106,7 +123,13 @@ class Engine:
         """Of a running stage: from its own meter, if the log shows one, else from the estimate."""
         spent = time.monotonic() - self.started[stage.key]
         share = fraction(stage)
-        return spent * (1 - share) / share if share else max(estimate - spent, 0.0)
+        done = share - self.first.get(stage.key, share)
+        return spent * (1 - share) / done if done > 0 else max(estimate - spent, 0.0)
+
+    def _follow(self, stage: Stage) -> None:
+        """Notes where a stage that an earlier run had begun goes on from."""
+        if stage.key not in self.first and (share := fraction(stage)):
+            self.first[stage.key] = share
 
     # ---- running --------------------------------------------------------------------------------
 
@@ -123,12 +146,16 @@ class Engine:
             self.look()
             while True:
                 for stage in self.ready()[: self.jobs - len(running)]:
+                    if not stage.log.exists():
+                        self.first[stage.key] = 0.0
                     self.started[stage.key] = time.monotonic()
                     tell("start", stage)
                     running[pool.submit(self._run, stage)] = stage
                 if not running:
                     return
                 finished, _ = wait(running, timeout=0.5, return_when=FIRST_COMPLETED)
+                for stage in running.values():
+                    self._follow(stage)
                 for future in finished:
                     self._note(running.pop(future), future.result(), tell)
                 tick()
@@ -146,7 +173,7 @@ class Engine:
         self.outcomes[stage.key] = outcome
         self.started.pop(stage.key)
         if outcome.status == "done":
-            self.rates.learn(stage, outcome.seconds)
+            self.rates.learn(stage, outcome.seconds, self._share(stage))
         tell(outcome.status, stage)
 
     def _run(self, stage: Stage) -> Outcome:
@@ -165,10 +192,14 @@ class Engine:
                     if status:
                         return Outcome("failed", f"exit status {status}; see {stage.log}")
             seconds = time.monotonic() - began
-            stage.finish(commands, started, seconds)
+            stage.finish(commands, started, seconds, self._share(stage))
         except OSError as error:
             return Outcome("failed", str(error))
         return Outcome("done", seconds=seconds, fresh=True)
+
+    def _share(self, stage: Stage) -> float:
+        """How much of a finished stage this run has done."""
+        return 1 - self.first.get(stage.key, 0.0)
 
     def _call(self, command: Command, log) -> int:
         process = subprocess.Popen(
@@ -235,10 +266,12 @@ class Rates:
     def __init__(self):
         self.seen: dict[tuple[str, str], list[float]] = {}
 
-    def learn(self, stage: Stage, seconds: float) -> None:
-        """Takes note of a finished stage."""
+    def learn(self, stage: Stage, seconds: float, share: float = 1.0) -> None:
+        """Takes note of a finished stage, `share` of which took `seconds`."""
+        if share <= 0:
+            return
         for key in ((stage.kind, stage.group), (stage.kind, "")):
-            self.seen.setdefault(key, []).append(seconds / stage.units)
+            self.seen.setdefault(key, []).append(seconds / share / stage.units)
 
     def estimate(self, stage: Stage) -> float | None:
         """Seconds that a stage will take: as its kind did on its backbone, else on any."""

@@ -5,15 +5,17 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..origin import ROOT
 from ..presets import PRESETS, Preset
 from ..samplers import steps_for_nfe
 from . import paper
 from .recipes import RECIPES, Recipe
-from .sources import PATH, data_stages
-from .stages import ROOT, Command, Stage, chain
+from .sources import data_stages, environment
+from .stages import Command, Stage, chain
 
 SMOKE_IMAGES, PAPER_IMAGES = 16, 50_000
 SMOKE_FEATURES = "ogdm_core.tables.smoke:features"
@@ -125,13 +127,11 @@ class Builder:
         rows = self.table.select(name)
         preset, sampler = rows[0].trained_by, rows[0].sampler
         cells = {row.nfe: row for row in rows}
-        wanted, others = [], []
-        for nfe in o.nfes or [nfe for nfe, row in cells.items() if row.fid is not None]:
-            (wanted if reachable(sampler, nfe) else others).append(nfe)
+        wanted, others = nfes_of(rows, o.nfes)
         train = None if preset.name in self.given else self.trained(preset)
         checkpoint = self.given.get(preset.name) or str(train.output)
-        samples = {n: self.sampled(name, preset, sampler, n, train, checkpoint) for n in wanted}
-        scores = {n: self.scored(name, preset, n, stage) for n, stage in samples.items()}
+        samples = {n: self.sampled(preset, sampler, n, train, checkpoint) for n in wanted}
+        scores = {n: self.scored(preset, stage) for n, stage in samples.items()}
         return Experiment(name, preset, sampler, cells, train, checkpoint, samples, scores, others)
 
     def trained(self, preset: Preset) -> Stage:
@@ -163,7 +163,7 @@ class Builder:
         )  # fmt: skip
         return self._trained[preset.name]
 
-    def sampled(self, row, preset, sampler, nfe, train: Stage | None, checkpoint: str) -> Stage:
+    def sampled(self, preset, sampler, nfe, train: Stage | None, checkpoint: str) -> Stage:
         """Table 6's sampling at one NFE."""
         o, recipe = self.options, self.recipe(preset.backbone)
         canonical = recipe.sample_argv(preset, 1, "OUT", "MODEL", sampler, nfe, o.samples)
@@ -178,7 +178,7 @@ class Builder:
             recipe.scrap, preset.backbone, units=o.samples * (nfe + 20),
         )  # fmt: skip
 
-    def scored(self, row: str, preset: Preset, nfe: int, samples: Stage) -> Stage:
+    def scored(self, preset: Preset, samples: Stage) -> Stage:
         """FID and recall against the training set."""
         o = self.options
         _, reference = data_stages(preset.dataset, self.recipe(preset.backbone), o.work, o.data)
@@ -188,7 +188,7 @@ class Builder:
             argv = [sys.executable, "-m", "ogdm_core.evaluation", str(reference.output)]
             argv += [str(samples.output), "--json", str(folder / "scores.json"), *how]
             argv += ["--cache", str(o.out / "evaluation-cache")]
-            return [Command(tuple(argv), env=PATH)]
+            return [Command(tuple(argv), env=environment())]
 
         return Stage(
             samples.name.replace("/sample", "/evaluate"), "evaluate", o.work,
@@ -204,6 +204,14 @@ def evaluation_flags(options: Options) -> list[str]:
     if features:
         return [*flags, "--features", features]
     return [*flags, "--weights", options.weights] if options.weights else flags
+
+
+def nfes_of(rows: Sequence[paper.Row], asked: tuple[int, ...]) -> tuple[list[int], list[int]]:
+    """NFEs of a row to sample, the paper's if none are `asked` for, and those it cannot spend."""
+    wanted, others = [], []
+    for nfe in asked or [row.nfe for row in rows if row.fid is not None]:
+        (wanted if reachable(rows[0].sampler, nfe) else others).append(nfe)
+    return wanted, others
 
 
 def reachable(sampler: str, nfe: int) -> bool:

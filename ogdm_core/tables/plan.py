@@ -7,16 +7,18 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from ..presets import PRESETS, Preset
 from . import check
+from .engine import Engine
 from .experiments import Experiment, Options
 from .progress import duration
 from .recipes import RECIPES
-from .sources import PATH
+from .sources import environment
 from .stages import Stage
 
 REPEATS = 2
@@ -39,15 +41,23 @@ class Work:
 
 def work_left(experiments: list[Experiment]) -> list[Work]:
     """One entry a row, without what is done."""
+    engine = _engine(experiments)
     seen: set[str] = set()
     left = []
     for e in experiments:
-        trainings = [s for s in e.stages if s.kind == "train" and s.key not in seen]
+        pending = {stage.key: stage for stage in engine.pending(e.name)}
+        trainings = [s for s in pending.values() if s.kind == "train" and s.key not in seen]
         seen |= {stage.key for stage in trainings}
-        open_ = [stage for stage in trainings if stage.record() is None]
-        cells = [nfe for nfe, stage in e.samples.items() if stage.record() is None]
-        left.append(Work(e.name, e.preset, open_, cells))
+        cells = [nfe for nfe, stage in e.samples.items() if stage.key in pending]
+        left.append(Work(e.name, e.preset, trainings, cells))
     return left
+
+
+def _engine(experiments: list[Experiment]) -> Engine:
+    """Runs nothing, but knows what is done."""
+    engine = Engine({e.name: e.stages for e in experiments}, Path())
+    engine.look()
+    return engine
 
 
 def measurements(options: Options, left: list[Work], console: Console) -> dict[tuple, dict | str]:
@@ -78,7 +88,8 @@ def _measure(options: Options, preset: Preset, projections: set[str]) -> dict | 
     argv += ["--third-party", str(options.third_party), "--repeats", str(REPEATS)]
     argv += ["--projections", ",".join(sorted(projections))]
     argv += ["--batch", str(GPU_BATCH if _cuda() else 1)]
-    done = subprocess.run(argv, env=os.environ | dict(PATH), capture_output=True, text=True)
+    env = os.environ | dict(environment())
+    done = subprocess.run(argv, env=env, capture_output=True, text=True)
     if done.returncode:
         lines = done.stderr.strip().splitlines()
         return f"not measured: {lines[-1] if lines else f'exit status {done.returncode}'}"
@@ -121,9 +132,9 @@ def _processes(options: Options, step: dict) -> int:
 def print_plan(options: Options, experiments: list[Experiment], console: Console) -> None:
     """A table of what is left to do, and how the hours were found."""
     if options.smoke:
-        stages = {s.key: s for e in experiments for s in e.stages}
-        open_ = [s for s in stages.values() if s.record() is None]
-        console.print(f"smoke run: {len(open_)} of {len(stages)} commands left, some seconds each, "
+        engine = _engine(experiments)
+        left, total = len(engine.open()), len(engine.stages)
+        console.print(f"smoke run: {left} of {total} commands left, some seconds each, "
                       f"{options.jobs} at a time; {check.SMOKE_GB:.0f} GB at most")  # fmt: skip
         return
     left = work_left(experiments)
@@ -148,8 +159,8 @@ def print_plan(options: Options, experiments: list[Experiment], console: Console
             *([duration(t) for t in times] if times else ["?", "?"]),
         )  # fmt: skip
     console.print(table)
-    presets = check.needed(options, [work.row for work in left])
-    disk = check.disk_gb(options, presets, sum(len(e.samples) for e in experiments))
+    names = [work.row for work in left]
+    disk = check.disk_gb(options, check.needed(options, names), names)
     parts = ", ".join(f"{name} {size:.0f}" for name, size in disk.items())
     console.print(
         f"disk: {sum(disk.values()):.0f} GB in all, done or not ({parts})", soft_wrap=True

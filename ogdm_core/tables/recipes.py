@@ -6,16 +6,17 @@ the command may write; paths are absolute, since each command runs in its upstre
 
 from __future__ import annotations
 
-import os
 import sys
 import zipfile
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import ClassVar
 
+from ..config import OGDMConfig
+from ..origin import ROOT
 from ..presets import Preset
 from ..splice import adm, edm, ldm
-from .stages import ROOT, Command, newest
+from .stages import Command, newest, python_path
 
 SMOKE_CONFIG = Path(__file__).with_name("smoke_ldm.yaml")
 
@@ -43,8 +44,7 @@ class Recipe:
 
     def command(self, argv: list[str], **env: str) -> Command:
         """`argv` in upstream's folder, with this repository and the upstream to import from."""
-        paths = [str(self.home), str(ROOT), os.environ.get("PYTHONPATH", "")]
-        env["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, ":".join(paths).split(":"))))
+        env["PYTHONPATH"] = python_path(self.home, ROOT)
         if self.threads:
             env["OMP_NUM_THREADS"] = str(self.threads)
         return Command(tuple(argv), self.home, tuple(env.items()))
@@ -128,6 +128,10 @@ class EDM(Recipe):
         argv = edm.command(self.small(preset), data, ranks, folder, Path("."), extra)
         return [_beside("torchrun"), *argv[1:]]
 
+    def canonical(self, argv: list[str]) -> tuple[str, ...]:
+        """Without settings of the method that no row sets: a new one changes no old key."""
+        return tuple(word for word in super().canonical(argv) if word not in _defaults())
+
     def train(self, preset: Preset, ranks: int, folder: Path, data: Path, init: str) -> Command:
         argv = self.train_argv(preset, ranks, str(folder), str(data), init)
         state = newest(folder, "training-state-*.pt", whole=zipfile.is_zipfile)
@@ -180,7 +184,9 @@ class LDM(Recipe):
         last = newest(folder, self.trained[1], whole=zipfile.is_zipfile)
         if last is not None:
             first, gpus = argv.index("main.py"), argv.index("--gpus")
-            argv = [*argv[: first + 1], "-r", str(last), "-t", "True"] + argv[gpus : gpus + 4]
+            # The run's saved config has the rest, but the batch of a process as it was then.
+            kept = [*argv[gpus : gpus + 5], "-s", str(self.seed)]
+            argv = [*argv[: first + 1], "-r", str(last), "-t", "True", *kept]
         return self.command(argv)
 
     def sample_argv(self, preset, ranks, folder, model, sampler, nfe, images):
@@ -206,6 +212,16 @@ def override(argv: list[str], *more: str) -> list[str]:
         else:
             argv += [flag, value]
     return argv
+
+
+def _defaults() -> set[str]:
+    """EDM's flags for the settings of the method that no row of Table 5 sets, at their defaults."""
+    words = set()
+    for f in fields(OGDMConfig):
+        if f.name not in ("projection", "k", "gamma"):
+            text = ",".join(map(str, f.default)) if isinstance(f.default, tuple) else f.default
+            words.add(f"--ogdm-{f.name.replace('_', '-')}={text}")
+    return words
 
 
 def _beside(name: str) -> str:

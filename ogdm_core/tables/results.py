@@ -82,5 +82,6 @@ def _cell(experiment: Experiment, nfe: int, engine: Engine) -> dict:
         "status": "done",
         **{name: scores.get(name) for name in kept},
         "images": str(samples.output),
-        "commands": samples.record()["commands"] + stage.record()["commands"],
+        # Samples may have been deleted since.
+        "commands": [c for s in (samples, stage) for c in (s.record() or {}).get("commands", [])],
     }

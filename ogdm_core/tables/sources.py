@@ -10,9 +10,10 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..origin import ROOT
 from .recipes import Recipe
 from .reference import LIST
-from .stages import ROOT, Command, Stage
+from .stages import Command, Stage, python_path
 
 REFERENCE_SIZE = 256  # LSUN's images have sizes of their own; latent-diffusion is shown 256x256
 
@@ -37,8 +38,18 @@ SOURCES = {
                           REFERENCE_SIZE, 18.0),
 }  # fmt: skip
 EDM_ZIP, VALIDATION = "cifar10-32x32.zip", "church_outdoor_val_lmdb.zip"
-PATH = (("PYTHONPATH", str(ROOT)),)  # to run modules of this repository from any folder
 COMMANDS = {"cifar10": "cifar10", "celeba64": "celeba", "lsun-church": "lsun"}
+
+
+def environment() -> tuple[tuple[str, str], ...]:
+    """To run modules of this repository from any folder."""
+    return (("PYTHONPATH", python_path(ROOT)),)
+
+
+def prepared(dataset: str, data: Path) -> list[Path]:
+    """All that preparing a data set leaves in `data`."""
+    extra = {"cifar10": [EDM_ZIP], "lsun-church": [f"lsun-{REFERENCE_SIZE}"]}
+    return [data / name for name in (SOURCES[dataset].prepared, *extra.get(dataset, []))]
 
 
 def missing(dataset: str, backbone: str, data: Path, training: bool) -> str | None:
@@ -77,7 +88,7 @@ def data_stages(dataset: str, recipe: Recipe, work: Path, data: Path) -> tuple[S
 def _digits(work: Path) -> Stage:
     def build(folder: Path) -> list[Command]:
         module = (sys.executable, "-m", "ogdm_core.tables.smoke")
-        return [Command((*module, str(folder / "images")), env=PATH)]
+        return [Command((*module, str(folder / "images")), env=environment())]
 
     return Stage("digits/data", "data", work, ("digits",), build, product="images")
 
@@ -116,7 +127,8 @@ def _cropped(images: Stage, work: Path, data: Path) -> Stage:
     def build(_: Path) -> list[Command]:
         module = (sys.executable, "-m", "ogdm_core.tables.reference")
         size = ("--size", str(REFERENCE_SIZE))
-        return [Command((*module, str(images.output), str(place), *size), env=PATH)]
+        argv = (*module, str(images.output), str(place), *size)
+        return [Command(argv, env=environment())]
 
     settings = ("center crop", str(REFERENCE_SIZE))
     return Stage("lsun-church/reference", "data", work, settings, build, str(place),

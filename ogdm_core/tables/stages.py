@@ -12,17 +12,16 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import platform
 import shlex
 import shutil
-import subprocess
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from importlib import metadata
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from ..origin import commit, versions, write_json
+
+PACKAGES = ("torch", "numpy", "scipy", "pytorch-lightning", "mpi4py", "torch-fidelity")
 MARKER, LOG = "done.json", "log.txt"
 WHOLE = 1 << 26  # files up to 64 MiB are hashed whole, of longer ones 64 pieces of 1 MiB
 
@@ -93,10 +92,17 @@ class Stage:
         if not marker.is_file() or not self.output.exists():
             return None
         record = json.loads(marker.read_text())
-        return record if record["key"] == self.key else None
+        # A product elsewhere is not in the key: one that is there may be another's, or half made.
+        elsewhere = os.path.isabs(self.product) and record["output"] != str(self.output)
+        return record if record["key"] == self.key and not elsewhere else None
 
-    def finish(self, commands: list[Command], started: str, seconds: float) -> None:
-        """Links the product, clears away the scrap, then leaves the marker."""
+    def finish(
+        self, commands: list[Command], started: str, seconds: float, share: float = 1.0
+    ) -> None:
+        """Links the product, clears away the scrap, then leaves the marker.
+
+        `share` of the work was done in these `seconds`: less than 1 after a resume.
+        """
         if self.found:
             self._link()
         if not self.output.exists():
@@ -108,10 +114,10 @@ class Stage:
             "stage": self.name, "key": self.key, "settings": list(self.settings),
             "inputs": list(self.inputs), "needs": [stage.key for stage in self.needs],
             "commands": [str(command) for command in commands], "started": started,
-            "seconds": round(seconds, 2), "kind": self.kind, "group": self.group,
+            "seconds": round(seconds, 2), "share": share, "kind": self.kind, "group": self.group,
             "units": self.units, "output": str(self.output), **origin(),
         }  # fmt: skip
-        write_text(self.folder / MARKER, json.dumps(record, indent=1) + "\n")
+        write_json(self.folder / MARKER, record)
 
     def _link(self) -> None:
         path = newest(self.folder, self.found)
@@ -168,27 +174,10 @@ def write_text(path: Path, text: str) -> None:
 
 def origin() -> dict:
     """Commit and versions: where a result comes from."""
-    return {"commit": commit(), "versions": versions()}
+    return {"commit": commit(), "versions": versions(PACKAGES)}
 
 
-def commit() -> str:
-    """This repository's commit, with a + if files differ from it; "unknown" outside a clone."""
-    git = ["git", "-C", str(ROOT)]
-    head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True)
-    if head.returncode:
-        return "unknown"
-    edited = subprocess.run(
-        [*git, "status", "--porcelain", "--untracked-files=no"], capture_output=True, text=True
-    )
-    return head.stdout.strip() + ("+" if edited.stdout.strip() else "")
-
-
-def versions() -> dict[str, str]:
-    """Python's and the packages' that results may depend on."""
-    found = {"python": platform.python_version()}
-    for name in ("torch", "numpy", "scipy", "pytorch-lightning", "mpi4py", "torch-fidelity"):
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
+def python_path(*folders: Path) -> str:
+    """PYTHONPATH with these folders first, then the user's own, good in any folder."""
+    own = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    return os.pathsep.join(dict.fromkeys(map(os.path.abspath, [*folders, *own])))
