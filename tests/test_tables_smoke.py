@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 ROOT = Path(__file__).resolve().parents[1]
 ROWS = {
@@ -72,7 +73,10 @@ def test_the_observer_took_part(table):
     (base,) = stages.glob("cifar10-edm-cond-baseline.train-*")
     assert not list(base.glob("ogdm-state-*.pt"))
     (ldm,) = stages.glob("lsun-church-ldm-ogdm-ft.train-*")
-    assert "OGDMLatentDiffusion" in (ldm / "log.txt").read_text()
+    saved = torch.load(ldm / "model.ckpt", map_location="cpu", weights_only=True)
+    assert saved["ogdm"]["steps"] == saved["global_step"] == 3
+    (base,) = stages.glob("lsun-church-ldm-baseline.train-*")
+    assert "ogdm" not in torch.load(base / "model.ckpt", map_location="cpu", weights_only=True)
 
 
 def test_a_second_run_starts_no_command(table, third_party):
