@@ -116,6 +116,9 @@ def test_a_run_is_not_continued_with_other_settings(trained, capsys):
     with pytest.raises(SystemExit):
         train.main([*TINY, *OGDM, "--output", str(trained), "--lr", "0.5"])
     assert "was made with lr = 0.0001, this run has 0.5" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        train.main([*TINY, *OGDM, "--output", str(trained), "--channels", "16,8"])
+    assert "was made with unet = ['8,8'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -127,6 +130,7 @@ def test_a_run_is_not_continued_with_other_settings(trained, capsys):
         (["--model", "nowhere"], "no folder 'nowhere'"),
         (["--data", "nowhere"], "no data at 'nowhere'"),
         (["--steps", "0"], "--steps: 0 is not allowed"),
+        (["--norm-groups", "3"], "--norm-groups: 3 does not divide [8, 8]"),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_written(tmp_path, capsys, flags, words):

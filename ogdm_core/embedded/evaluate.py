@@ -13,11 +13,12 @@ import numpy as np
 import torch
 
 from .. import metrics
+from ..origin import write_json
 from ..samplers import sample
 from ..splice.diffusers import eps_fn_of, schedule_of
 from . import data as data_sets
 from .features import load_classifier, train_classifier
-from .train import load_model, write_json
+from .train import load_model
 
 GRID = {
     "euler": (5, 10, 15, 20, 25, 50),

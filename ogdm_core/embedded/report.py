@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from .train import write_json
+from ..origin import write_json
+
 
 FILES = ("results.json", "fid_vs_nfe.png", "samples.png", "report.html")
 

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from ..config import OGDMConfig
 from ..discriminator import embed_time
 from ..observer import Observer
+from ..origin import write_json
 from ..samplers import sample
 from ..schedule import DiscreteVP
-from .train import write_json
 
 NFES = (5, 10, 20, 50)
 

@@ -22,6 +22,7 @@ import torch
 
 from ..config import OGDMConfig
 from ..observer import Observer
+from ..origin import write_json
 from ..splice.diffusers import schedule_of, training_loss
 from . import data as data_sets
 
@@ -43,6 +44,7 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--layers", type=int, default=1, help="residual blocks per level, from scratch (default: 1)"
     )
+    add("--norm-groups", type=int, default=8, help="groups of its norms, from scratch (default: 8)")
     add("--class-cond", action="store_true", help="train on the data's labels, from scratch")
     add("--steps", type=int, default=2000, help="optimiser steps in all (default: 2000)")
     add("--batch-size", type=int, default=64, help="images per process and step (default: 64)")
@@ -59,7 +61,9 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
-def build_unet(images: data_sets.Images, channels: list[int], layers: int, classes: int):
+def build_unet(
+    images: data_sets.Images, channels: list[int], layers: int, classes: int, groups: int = 8
+):
     """A small U-Net with attention in the middle."""
     from diffusers import UNet2DModel
 
@@ -71,7 +75,7 @@ def build_unet(images: data_sets.Images, channels: list[int], layers: int, class
         block_out_channels=tuple(channels),
         down_block_types=("DownBlock2D",) * len(channels),
         up_block_types=("UpBlock2D",) * len(channels),
-        norm_num_groups=8,
+        norm_num_groups=groups,
         attention_head_dim=8,
         num_class_embeds=classes or None,
     )
@@ -93,13 +97,6 @@ def load_model(path: str):
     )
 
 
-def write_json(path: Path, value) -> None:
-    """Writes all or nothing."""
-    partial = path.with_name(path.name + ".part")
-    partial.write_text(json.dumps(value, indent=2) + "\n")
-    os.replace(partial, path)
-
-
 class Trainer:
     """One run: its model, its observer, its place on disk."""
 
@@ -109,7 +106,9 @@ class Trainer:
         from diffusers.training_utils import EMAModel
 
         self.args = args
-        for name in ("steps", "batch_size", "accumulate", "save_every", "log_every"):
+        for name in (
+            "steps", "batch_size", "accumulate", "save_every", "log_every", "norm_groups"
+        ):  # fmt: skip
             if getattr(args, name) < 1:
                 flag = name.replace("_", "-")
                 raise ValueError(f"--{flag}: {getattr(args, name)} is not allowed; give 1 or more")
@@ -124,7 +123,9 @@ class Trainer:
             classes = self.images.classes if args.class_cond else 0
             if args.class_cond and not classes:
                 raise ValueError(f"--class-cond: {args.data} has no labels")
-            self.unet = build_unet(self.images, channels, args.layers, classes)
+            if any(c % args.norm_groups for c in channels):
+                raise ValueError(f"--norm-groups: {args.norm_groups} does not divide {channels}")
+            self.unet = build_unet(self.images, channels, args.layers, classes, args.norm_groups)
             self.scheduler = DDPMScheduler(clip_sample=False)
         have = (self.unet.config.in_channels, self.unet.config.sample_size)
         if have != (self.images.channels, self.images.size):
@@ -252,7 +253,10 @@ class Trainer:
         """The settings that must not change between stop and resume."""
         keep = ("data", "size", "model", "batch_size", "accumulate", "lr", "ema", "seed", "flip",
                 "mixed_precision")  # fmt: skip
+        a = self.args
+        built = [a.channels, a.layers, a.norm_groups, a.class_cond]
         return {name: getattr(self.args, name) for name in keep} | {
+            "unet": None if a.model else built,
             # the slope of annealing depends on the length
             "anneal": self.args.steps if self.args.anneal else None,
             "ogdm": self.config.to_dict() if self.config else None,
