@@ -48,7 +48,7 @@ def test_a_second_run_does_nothing_and_says_the_same(finished, monkeypatch):
 
 def test_the_same_seed_gives_the_same_table(finished, tmp_path, monkeypatch):
     run = next((finished / "runs").glob("control-*"))
-    monkeypatch.setattr(evaluate, "GRID", {"euler": (5,), "f-pndm": (15,)})
+    monkeypatch.setattr(evaluate, "GRID", {"euler": (5,), "f-pndm": (20,)})
     argv = [str(run), "--samples", "100", "--classifier", *map(str, finished.glob("classifier-*"))]
     evaluate.main([*argv, "--output", str(tmp_path / "again.json")])
     again = json.loads((tmp_path / "again.json").read_text())["rows"]

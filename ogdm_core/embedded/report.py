@@ -12,7 +12,6 @@ import torch
 
 from ..origin import write_json
 
-
 FILES = ("results.json", "fid_vs_nfe.png", "samples.png", "report.html")
 
 
