@@ -68,6 +68,8 @@ def print_table(results: dict) -> None:
 
 def plot_fid(results: dict, path: Path) -> None:
     """FID over NFE, a panel per sampler."""
+    from matplotlib.ticker import LogLocator
+
     from ..analysis import style
 
     samplers = list(dict.fromkeys(c["sampler"] for c in cells(results)))
@@ -81,9 +83,9 @@ def plot_fid(results: dict, path: Path) -> None:
         ax.set(title=style.sampler_name(sampler), xlabel="NFE", yscale="log")
         ax.set_xticks([c["nfe"] for c in rows], [str(c["nfe"]) for c in rows])
     axes[0].set_ylabel("FID (lower is better)")
+    axes[0].yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes[0].yaxis.set_major_formatter("{x:g}")
-    axes[0].yaxis.set_minor_formatter("{x:g}")
-    axes[0].tick_params(axis="y", which="both", labelsize=7)
+    axes[0].yaxis.set_minor_formatter("")
     axes[0].legend(fontsize=8)
     fig.tight_layout(rect=(0, 0.03, 1, 1))
     style.save(fig, path, results["command"])
