@@ -117,7 +117,36 @@ def embed_time(t: Tensor, dim: int = 64) -> Tensor:
     return torch.cat([angle.sin(), angle.cos()], 1)
 
 
-class Discriminator(nn.Module):
+class OnImages(nn.Module):
+    """What every D on images asks of its inputs: x [N, channels, size, size], label if it has any.
+
+    size     a power of two from 8
+    labels   number of classes, 0 for none
+    """
+
+    def __init__(self, channels: int, size: int, labels: int):
+        super().__init__()
+        if size < 8 or size & (size - 1):
+            raise ValueError(
+                f"D needs square images of a power-of-two size from 8, got {size}; "
+                "resize or pad the images"
+            )
+        self.channels, self.size, self.labels = channels, size, labels
+
+    def check(self, x: Tensor) -> None:
+        """Refuses images of another shape."""
+        if x.shape[1:] != (self.channels, self.size, self.size):
+            expected = (self.channels, self.size, self.size)
+            raise ValueError(f"D expects images of shape {expected}, got {tuple(x.shape[1:])}")
+
+    def one_hot(self, label: Tensor | None) -> Tensor:
+        """[N, labels] of label [N] or [N, labels]; refuses to go without."""
+        if label is None:
+            raise ValueError(f"D knows {self.labels} classes and was given no label")
+        return (F.one_hot(label.long(), self.labels) if label.ndim == 1 else label).float()
+
+
+class Discriminator(OnImages):
     """D_phi as logits: D = sigmoid(logit).
 
     channels, size   of the images, [N, channels, size, size], size a power of two from 8
@@ -126,13 +155,7 @@ class Discriminator(nn.Module):
     """
 
     def __init__(self, channels: int, size: int, labels: int = 0, width: float = 1.0):
-        super().__init__()
-        if size < 8 or size & (size - 1):
-            raise ValueError(
-                f"D needs square images of a power-of-two size from 8, got {size}; "
-                "resize or pad the images"
-            )
-        self.channels, self.size, self.labels = channels, size, labels
+        super().__init__(channels, size, labels)
 
         def at(resolution: int) -> int:
             return max(8, round(width * min(32768 // resolution, 512) / 8) * 8)
@@ -152,11 +175,7 @@ class Discriminator(nn.Module):
         """The vector [N, C] that the features are compared with."""
         parts = [embed_time(t), embed_time(s)]
         if self.embed_label is not None:
-            if label is None:
-                raise ValueError(f"D knows {self.labels} classes and was given no label")
-            if label.ndim == 1:
-                label = F.one_hot(label.long(), self.labels)
-            parts.append(self.embed_label(label.float()) * math.sqrt(self.labels))
+            parts.append(self.embed_label(self.one_hot(label)) * math.sqrt(self.labels))
         z = torch.cat(parts, 1)
         z = z * (z.square().mean(1, keepdim=True) + 1e-8).rsqrt()
         for layer in self.mapping:
@@ -167,9 +186,7 @@ class Discriminator(nn.Module):
         self, x: Tensor, t: Tensor, s: Tensor, label: Tensor | None = None, parts: int = 1
     ) -> Tensor:
         """Logits [N] of x [N, C, H, W] at t, s [N] in [0, 1]; label [N] or one-hot [N, labels]."""
-        if x.shape[1:] != (self.channels, self.size, self.size):
-            expected = (self.channels, self.size, self.size)
-            raise ValueError(f"D expects images of shape {expected}, got {tuple(x.shape[1:])}")
+        self.check(x)
         x = activated(self.first, x)
         for block in self.blocks:
             x = block(x)

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .discriminator import SLOPE, embed_time
+from .discriminator import SLOPE, OnImages, embed_time
 
 
-class LightDiscriminator(nn.Module):
+class LightDiscriminator(OnImages):
     """D_phi as logits: out(h) + <h, z> / sqrt(C), h of the image, z of (t, s[, label]).
 
     channels, size   of the images, [N, channels, size, size], size a power of two from 8
@@ -25,13 +25,7 @@ class LightDiscriminator(nn.Module):
     """
 
     def __init__(self, channels: int, size: int, labels: int = 0, width: float = 1.0):
-        super().__init__()
-        if size < 8 or size & (size - 1):
-            raise ValueError(
-                f"D needs square images of a power-of-two size from 8, got {size}; "
-                "resize or pad the images"
-            )
-        self.channels, self.size, self.labels = channels, size, labels
+        super().__init__(channels, size, labels)
         first, rest = (max(8, round(width * n / 8) * 8) for n in (32, 64))
         halvings = size.bit_length() - 2  # down to 2x2
         self.first = nn.Conv2d(channels, first, 3, padding=1)
@@ -50,17 +44,13 @@ class LightDiscriminator(nn.Module):
 
         Every score depends on its own sample alone, so `parts` makes no difference here.
         """
-        if x.shape[1:] != (self.channels, self.size, self.size):
-            expected = (self.channels, self.size, self.size)
-            raise ValueError(f"D expects images of shape {expected}, got {tuple(x.shape[1:])}")
+        self.check(x)
         given = [embed_time(t), embed_time(s)]
         if self.labels:
-            if label is None:
-                raise ValueError(f"D knows {self.labels} classes and was given no label")
-            given.append(F.one_hot(label.long(), self.labels) if label.ndim == 1 else label)
+            given.append(self.one_hot(label))
         h = F.leaky_relu(self.first(x), SLOPE)
         for conv in self.convs:
             h = F.leaky_relu(conv(h), SLOPE)
         h = F.leaky_relu(self.dense(h.flatten(1)), SLOPE)
-        z = self.condition(torch.cat([g.float() for g in given], 1))
+        z = self.condition(torch.cat(given, 1))
         return (self.out(h)[:, 0] + (h * z).sum(1) / math.sqrt(h.shape[1])).float()

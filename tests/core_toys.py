@@ -126,3 +126,11 @@ def halves(batch):
     """The batch as two microbatches."""
     n = len(batch["t"]) // 2
     return [{k: v[:n] for k, v in batch.items()}, {k: v[n:] for k, v in batch.items()}]
+
+
+def inputs(n=4, size=8, channels=3, seed=0):
+    """Images and (t, s) in [0, 1] for D."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, channels, size, size, generator=generator)
+    t = torch.rand(n, generator=generator)
+    return x, t, t / 3

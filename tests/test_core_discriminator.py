@@ -2,6 +2,7 @@ import math
 
 import pytest
 import torch
+from core_toys import inputs
 from torch.nn import functional as F
 
 from ogdm_core import Discriminator
@@ -12,13 +13,6 @@ def make(size=8, channels=3, labels=0, width=0.02, seed=0):
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return Discriminator(channels, size, labels, width)
-
-
-def inputs(n=4, size=8, channels=3, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(n, channels, size, size, generator=generator)
-    t = torch.rand(n, generator=generator)
-    return x, t, t / 3
 
 
 # ---------------------------------------------------------------- shapes

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from core_toys import TinyNet, make_batch, make_observer, observe
+from core_toys import TinyNet, inputs, make_batch, make_observer, observe
 from torch.nn.functional import softplus
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -13,13 +13,6 @@ def make(size=8, channels=3, labels=0, width=0.25, seed=0):
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return LightDiscriminator(channels, size, labels, width)
-
-
-def inputs(n=4, size=8, channels=3, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(n, channels, size, size, generator=generator)
-    t = torch.rand(n, generator=generator)
-    return x, t, t / 3
 
 
 @pytest.mark.parametrize("size", [8, 16, 32, 64])
