@@ -13,4 +13,4 @@ source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 help_if_asked "$@"
 
 ensure_env analysis
-exec "$PYTHON" -m ogdm_core.analysis.xi_figure "$@"
+exec "$PYTHON" -m run.figures.xi_figure "$@"

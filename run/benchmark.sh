@@ -19,4 +19,4 @@ if [ "${1:-}" = --flags ]; then set -- --help; fi
 
 ensure_env diffusers edm
 export KINETO_LOG_LEVEL="${KINETO_LOG_LEVEL:-99}" # the profiler behind the memory column announces itself
-exec "$PYTHON" -m ogdm_core.benchmark "$@"
+exec "$PYTHON" -m run.benchmark "$@"

@@ -30,4 +30,4 @@ ensure_env eval
 case " $* " in
   *" --evaluator adm "* | *" --evaluator=adm "*) ensure_upstream guided-diffusion ;;
 esac
-exec "$PYTHON" -m ogdm_core.evaluation --cache "$ROOT/out/evaluation-cache" "$@"
+exec "$PYTHON" -m run.evaluate --cache "$ROOT/out/evaluation-cache" "$@"

@@ -36,7 +36,7 @@ help_if_asked() {
   done
 }
 
-# A Python 3.10 or later that can run run/_setup, which needs the standard library only.
+# A Python 3.10 or later that can run run/setup, which needs the standard library only.
 base_python() {
   local name
   for name in "${OGDM_PYTHON:-}" "$ROOT/.venv/bin/python" "$ROOT/.conda/bin/python" \
@@ -52,7 +52,7 @@ base_python() {
 setup_tool() {
   local python
   python="$(base_python)" || exit 1
-  "$python" "$ROOT/run/_setup" "$@"
+  "$python" "$ROOT/run/setup" "$@"
 }
 
 # ensure_env [EXTRA...]: makes or completes the environment; a tenth of a second if it is complete.

@@ -12,7 +12,7 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
-names() { find "$ROOT/ogdm_core/data" -name '[!_]*.py' -exec basename {} .py \; | sort | xargs; }
+names() { find "$ROOT/run/data" -name '[!_]*.py' -exec basename {} .py \; | sort | xargs; }
 
 case "${1:-}" in
   -h | --help)
@@ -21,10 +21,10 @@ case "${1:-}" in
     ;;
   "") die "which data set? one of: $(names)" ;;
 esac
-[ -f "$ROOT/ogdm_core/data/$1.py" ] || die "no data set is named '$1'; there are: $(names)"
+[ -f "$ROOT/run/data/$1.py" ] || die "no data set is named '$1'; there are: $(names)"
 
 case "${1:-}" in
   lsun*) ensure_env ldm ;; # its archives are LMDBs
   *) ensure_env common ;;
 esac
-exec "$PYTHON" -m "ogdm_core.data.$1" "${@:2}"
+exec "$PYTHON" -m "run.data.$1" "${@:2}"

@@ -26,4 +26,4 @@ for arg in "$@"; do
   esac
 done
 ensure_env "${extras[@]}"
-exec "$PYTHON" -m ogdm_core.embedded.quickstart "$@"
+exec "$PYTHON" -m run.quickstart "$@"

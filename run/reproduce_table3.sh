@@ -33,4 +33,4 @@ source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 help_if_asked "$@"
 
 ensure_env adm diffusers edm eval ldm
-exec "$PYTHON" -m ogdm_core.tables 3 "$@"
+exec "$PYTHON" -m run.tables 3 "$@"

@@ -11,4 +11,4 @@ help_if_asked "$@"
 if [ "${1:-}" = --flags ]; then set -- --help; fi
 
 ensure_env diffusers
-exec "$PYTHON" -m ogdm_core.embedded.toy "$@"
+exec "$PYTHON" -m run.quickstart.toy "$@"

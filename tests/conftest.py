@@ -6,7 +6,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from _setup.submodules import State, Submodule, apply_patch, discover, explain, inspect
+
+from run.setup.submodules import State, Submodule, apply_patch, discover, explain, inspect
 
 pytest_plugins = ["setup_house"]  # fixtures for the tests of run/setup.sh
 

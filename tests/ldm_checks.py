@@ -27,7 +27,8 @@ from omegaconf import OmegaConf  # noqa: E402
 from PIL import Image  # noqa: E402
 
 from ogdm_core.compat.lightning import Trainer, translate  # noqa: E402
-from ogdm_core.splice.ldm import CONFIGS, schedule_of  # noqa: E402
+from ogdm_core.splice.ldm import schedule_of  # noqa: E402
+from run.train.ldm import CONFIGS  # noqa: E402
 
 
 def build(ogdm=(), target=None, **params):
@@ -328,7 +329,7 @@ def check_the_stand_in_for_torchvision():
 
 
 def check_upstream_reads_the_lsun_layout():
-    from ogdm_core.data import lsun
+    from run.data import lsun
 
     Path("pictures").mkdir()
     for i in range(4):

@@ -6,7 +6,7 @@ import torch
 from ldm.util import instantiate_from_config
 from omegaconf import OmegaConf
 
-from ogdm_core.splice import ldm
+from run.train import ldm
 
 checkpoint, folder = sys.argv[1:]
 ldm.main(["export", checkpoint, folder])

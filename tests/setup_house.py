@@ -120,7 +120,7 @@ class House:
         """run/setup.sh's Python, without making an environment."""
         given = [] if any(a.startswith("--") for a in args) else ["--no-env"]
         return subprocess.run(
-            [sys.executable, self.root / "run" / "_setup", *given, *args],
+            [sys.executable, self.root / "run" / "setup", *given, *args],
             cwd=self.tmp, env=self.env | env, capture_output=True, text=True, timeout=120,
         )  # fmt: skip
 

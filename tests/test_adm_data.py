@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ogdm_core.data import celeba, cifar10
+from run.data import celeba, cifar10
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ogdm_core.presets import PRESETS, get_preset
-from ogdm_core.splice import adm
+from run.train import adm
+from run.train.presets import PRESETS, get_preset
 
 ROOT = Path(__file__).resolve().parents[1]
 NAME = "guided-diffusion"

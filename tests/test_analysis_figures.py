@@ -10,9 +10,9 @@ pytest.importorskip("PIL")
 
 from PIL import Image  # noqa: E402
 
-from ogdm_core.analysis import figures, grids, neighbours, sources, style, teaser  # noqa: E402
-from ogdm_core.analysis.features import load_features  # noqa: E402
-from ogdm_core.analysis.images import load_images, tile  # noqa: E402
+from run.figures import figures, grids, neighbours, sources, style, teaser  # noqa: E402
+from run.figures.features import load_features  # noqa: E402
+from run.figures.images import load_images, tile  # noqa: E402
 
 NFES = (2, 4, 8)
 
@@ -143,7 +143,7 @@ def test_features(tmp_path):
 
 
 def test_the_quickstarts_classifier_gives_features(tmp_path):
-    from ogdm_core.embedded.features import Classifier, save_classifier
+    from run.evaluate.classifier import Classifier, save_classifier
 
     net = Classifier(3, 7).eval()
     save_classifier(tmp_path / "c.pt", net, 0.9)

@@ -4,7 +4,7 @@ import math
 import numpy as np
 import pytest
 
-from ogdm_core.analysis.xi import Problem, initial_slope, runs, total_variation
+from run.figures.xi import Problem, initial_slope, runs, total_variation
 
 PAPER = Problem(mu=2.0, v=0.1, beta=0.4)
 
@@ -158,7 +158,7 @@ def test_command_writes_the_picture_and_the_numbers(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     from PIL import Image
 
-    from ogdm_core.analysis import xi_figure
+    from run.figures import xi_figure
 
     assert xi_figure.main(["--vs", "0.1", "1", "--out", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
@@ -179,7 +179,7 @@ def test_command_writes_the_picture_and_the_numbers(tmp_path, capsys):
 
 def test_command_refuses_bad_values(tmp_path, capsys):
     pytest.importorskip("matplotlib")
-    from ogdm_core.analysis import xi_figure
+    from run.figures import xi_figure
 
     with pytest.raises(SystemExit) as stop:
         xi_figure.main(["--beta", "1.5", "--out", str(tmp_path)])

@@ -3,7 +3,7 @@ import re
 import pytest
 
 from ogdm_core import DISCRETISATIONS, SAMPLERS, OGDMConfig
-from ogdm_core.presets import DISCRETISATION, PRESETS, get_preset
+from run.train.presets import DISCRETISATION, PRESETS, get_preset
 
 # Table 5, as printed: dataset, backbone, training, projection, k, gamma, batch, images in millions.
 TABLE_5 = """

@@ -8,9 +8,11 @@ import torch
 
 pytest.importorskip("diffusers", reason="the diffusers extra is not installed")
 
-from ogdm_core.embedded import evaluate, quickstart, report, toy  # noqa: E402
-from ogdm_core.embedded.data import digits  # noqa: E402
-from ogdm_core.embedded.features import train_classifier  # noqa: E402
+from ogdm_core.trainer.images import digits  # noqa: E402
+from run.evaluate.classifier import train_classifier  # noqa: E402
+from run.quickstart import __main__ as quickstart  # noqa: E402
+from run.quickstart import report, toy  # noqa: E402
+from run.quickstart import score as evaluate  # noqa: E402
 
 SMALL = ["--steps", "4", "--samples", "100"]
 

@@ -22,8 +22,6 @@ from diffusers import (  # noqa: E402
 )
 
 from ogdm_core import Observer, OGDMConfig, sample  # noqa: E402
-from ogdm_core.embedded import data as data_sets  # noqa: E402
-from ogdm_core.embedded import train  # noqa: E402
 from ogdm_core.splice.diffusers import (  # noqa: E402
     eps_fn_of,
     schedule_of,
@@ -31,6 +29,8 @@ from ogdm_core.splice.diffusers import (  # noqa: E402
     to_eps,
     training_loss,
 )
+from ogdm_core.trainer import images as data_sets  # noqa: E402
+from ogdm_core.trainer import train  # noqa: E402
 
 TINY = ["--channels", "8,8", "--batch-size", "8", "--log-every", "1"]
 OGDM = ["--ogdm", "--ogdm-k", "0.3", "--ogdm-gamma", "0.5", "--ogdm-d-width", "0.02"]
@@ -86,7 +86,7 @@ def test_ogdm_and_control_see_the_same_images_and_noise(tmp_path):
 
 
 def test_ctrl_c_saves_and_the_same_command_continues(tmp_path):
-    command = [sys.executable, "-m", "ogdm_core.embedded.train", *TINY, *OGDM]
+    command = [sys.executable, "-m", "ogdm_core.trainer", *TINY, *OGDM]
     command += ["--output", str(tmp_path / "run"), "--steps", "100000"]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     for line in child.stdout:
@@ -185,7 +185,7 @@ def test_bf16_and_accumulation_train(tmp_path):
 
 def test_two_processes_average_their_gradients(tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    command += ["-m", "ogdm_core.embedded.train", *TINY, "--steps", "1", "--output"]
+    command += ["-m", "ogdm_core.trainer", *TINY, "--steps", "1", "--output"]
     env = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [*command, str(tmp_path / "two")], capture_output=True, text=True, env=env

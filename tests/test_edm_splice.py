@@ -10,8 +10,9 @@ import torch
 from click.testing import CliRunner
 
 from ogdm_core.config import OGDMConfig
-from ogdm_core.presets import PRESETS
 from ogdm_core.splice import edm as splice
+from run.train import edm as launcher
+from run.train.presets import PRESETS
 
 
 class Net(torch.nn.Module):
@@ -247,7 +248,7 @@ def test_collection_keeps_the_order_of_the_seeds(tmp_path):
 
 def test_a_preset_expands_to_the_full_command_line(capsys):
     args = "cifar10-edm-cond-ogdm-ft --data c.zip --gpus 8 --dry-run --ogdm-seed=3 --fp16=1"
-    assert splice.main(args.split()) == 0
+    assert launcher.main(args.split()) == 0
     words = capsys.readouterr().out.split()
     assert words[:3] == ["torchrun", "--standalone", "--nproc_per_node=8"]
     expected = (
@@ -265,7 +266,7 @@ def test_every_edm_preset_sets_its_row_of_table_5(tmp_path):
     assert len(names) >= 5
     for name in names:
         preset = PRESETS[name]
-        words = splice.command(preset, "c.zip", 1, "out", tmp_path)
+        words = launcher.command(preset, "c.zip", 1, "out", tmp_path)
         assert ("--ogdm" in words) == preset.ogdm
         assert f"--cond={int(preset.conditional)}" in words
         assert f"--duration={preset.images / 1e6:g}" in words
@@ -286,7 +287,7 @@ def test_every_edm_preset_sets_its_row_of_table_5(tmp_path):
 )
 def test_a_wrong_preset_or_an_unpatched_clone_says_what_to_do(args, message, capsys):
     with pytest.raises(SystemExit, match="2"):
-        splice.main(args.split())
+        launcher.main(args.split())
     assert message in capsys.readouterr().err
 
 

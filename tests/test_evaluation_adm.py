@@ -11,9 +11,9 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from ogdm_core.evaluation import __main__ as cli
-from ogdm_core.evaluation import adm
-from ogdm_core.evaluation.sources import open_source
+from run.evaluate import __main__ as cli
+from run.evaluate import adm
+from run.evaluate.sources import open_source
 
 LIMIT = 300  # seconds; TensorFlow's import is most of the few that it takes
 # A graph with the names that upstream asks Inception's for, small and random. Upstream wants 2,048

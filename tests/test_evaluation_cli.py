@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from ogdm_core import metrics, origin
-from ogdm_core.evaluation import __main__ as cli
-from ogdm_core.evaluation import extract, nets
-from ogdm_core.evaluation.lock import alone
-from ogdm_core.evaluation.sources import open_source
+from run import provenance as origin
+from run.evaluate import __main__ as cli
+from run.evaluate import extract, metrics, nets
+from run.evaluate.lock import alone
+from run.evaluate.sources import open_source
 
 pytest.importorskip("rich")
 
@@ -240,7 +240,7 @@ def test_a_module_class_is_built_with_the_cache(folder):
 
 def test_the_embedded_classifier_is_a_net(folder):
     (folder / "digits.py").write_text(
-        "from ogdm_core.embedded.features import Classifier\nnet = Classifier(1, 10)\n"
+        "from run.evaluate.classifier import Classifier\nnet = Classifier(1, 10)\n"
     )
     net = nets.imported("digits:net", "cpu", None)
     images = torch.randint(0, 256, (3, 3, 32, 32), dtype=torch.uint8)

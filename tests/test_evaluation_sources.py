@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from ogdm_core.evaluation import sources
+from run.evaluate import sources
 
 Image = pytest.importorskip("PIL.Image")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from ogdm_core.data import lsun
+from run.data import lsun
 
 lmdb = pytest.importorskip("lmdb")
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ogdm_core.presets import get_preset
-from ogdm_core.splice import ldm
+from run.train import ldm
+from run.train.presets import get_preset
 
 TESTS = Path(__file__).resolve().parent
 CHECKS = re.findall(r"^def check_(\w+)", (TESTS / "ldm_checks.py").read_text(), re.M)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from ogdm_core import halves, metrics
+from run.evaluate import halves, metrics
 
 
 @pytest.fixture

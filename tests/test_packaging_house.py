@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from _setup import env
+
+from run.setup import env
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = sorted((ROOT / "run").glob("*.sh"))

@@ -6,7 +6,8 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-from _setup import env
+
+from run.setup import env
 
 ROOT = Path(__file__).resolve().parents[1]
 PIN = re.compile(r"([A-Za-z0-9_.-]+)==([0-9][^;\s]*)(?:;\s*python_version (<|>=) '3\.11')?")

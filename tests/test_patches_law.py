@@ -8,8 +8,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from _setup.patches import PatchError, load_series, offences, parse
-from _setup.submodules import State, Submodule, apply, inspect, rehearse, reverse
+
+from run.setup.patches import PatchError, load_series, offences, parse
+from run.setup.submodules import State, Submodule, apply, inspect, rehearse, reverse
 
 ROOT = Path(__file__).resolve().parents[1]
 NAMES = ("guided-diffusion", "edm", "latent-diffusion")

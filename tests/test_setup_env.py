@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from _setup import env
-from _setup.submodules import Refusal
+
+from run.setup import env
+from run.setup.submodules import Refusal
 
 ROOT = Path(__file__).resolve().parents[1]
 PYPROJECT = """

@@ -1,8 +1,9 @@
 """run/setup.sh --export: an edited submodule becomes patches again."""
 
 import pytest
-from _setup.patches import FILL_IN, offences
 from setup_house import MODEL, REASON, TRAIN, insert
+
+from run.setup.patches import FILL_IN, offences
 
 
 def series(house) -> list[str]:

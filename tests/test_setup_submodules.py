@@ -5,9 +5,10 @@ import subprocess
 import time
 
 import pytest
-from _setup import fetch, git
-from _setup.submodules import Submodule, Unreachable
 from setup_house import MODEL, ROOT, TRAIN, URL, insert
+
+from run.setup import fetch, git
+from run.setup.submodules import Submodule, Unreachable
 
 TRAIN_PATCHED = insert(TRAIN, {5: ["added to train"]})
 MODEL_PATCHED = insert(MODEL, {0: ["first"], 10: ["last", ""]})
@@ -36,7 +37,7 @@ def test_history_is_left_behind(patched_house):
 
 def test_large_files_that_nobody_reads_are_not_even_fetched(house):
     """From a mirror whose owner has not allowed filters, as `git clone --mirror` leaves it."""
-    code = house.root / "run" / "_setup" / "submodules.py"
+    code = house.root / "run" / "setup" / "submodules.py"
     code.write_text(code.read_text() + '\nSPARSE["widget"] = ("/*", "!/assets/")\n')
     done = house.setup()
     assert done.returncode == 0, done.stderr

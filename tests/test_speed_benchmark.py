@@ -10,13 +10,13 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from ogdm_core import DiscreteVP
-from ogdm_core.benchmark import __main__ as program
-from ogdm_core.benchmark import extras, measure, report, rounds
-from ogdm_core.benchmark.cases import CASES, DEFAULT, GROWTH, choose
-from ogdm_core.benchmark.shapes import growth_of_operations
-from ogdm_core.benchmark.trainers import QUICK, DiffusersTrainer, Trainer, find_backbone, tensors
-from ogdm_core.embedded import quickstart
 from ogdm_core.splice import diffusers as splice
+from run.benchmark import __main__ as program
+from run.benchmark import extras, measure, report, rounds
+from run.benchmark.cases import CASES, DEFAULT, GROWTH, choose
+from run.benchmark.shapes import growth_of_operations
+from run.benchmark.trainers import QUICK, DiffusersTrainer, Trainer, find_backbone, tensors
+from run.quickstart import __main__ as quickstart
 
 ROOT = Path(__file__).resolve().parents[1]
 CPU = torch.device("cpu")
@@ -78,7 +78,7 @@ def test_cases_are_chosen_by_name():
 
 
 def test_edms_network_is_named_when_it_is_missing(monkeypatch, tmp_path):
-    monkeypatch.setattr("ogdm_core.benchmark.trainers.EDM", tmp_path)
+    monkeypatch.setattr("run.benchmark.trainers.EDM", tmp_path)
     assert find_backbone("auto") == "diffusers"
     with pytest.raises(ValueError, match="run/setup.sh edm fetches it"):
         find_backbone("edm")
@@ -370,7 +370,7 @@ def test_edms_own_network_is_measured(submodule, tmp_path):
     flags = ["--quick", "--backbone", "edm", "--cases", "heun_exact", "--repeats", "1"]
     out = tmp_path / "speed.json"
     done = subprocess.run(
-        [sys.executable, "-m", "ogdm_core.benchmark", *flags, "--no-extras", "--out", out],
+        [sys.executable, "-m", "run.benchmark", *flags, "--no-extras", "--out", out],
         cwd=ROOT, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ogdm_core.tables.engine import Busy, Engine, Outcome, Rates, dry_run, fraction, take_lock
-from ogdm_core.tables.stages import Command, Stage, chain, fingerprint, newest
+from run.tables.engine import Busy, Engine, Outcome, Rates, dry_run, fraction, take_lock
+from run.tables.stages import Command, Stage, chain, fingerprint, newest
 
 
 def stage(work: Path, name: str, *settings: str, needs=(), script: str = "", **more) -> Stage:
@@ -105,7 +105,7 @@ def test_a_changed_input_file_counts_and_its_place_does_not(work, tmp_path):
 
 
 def test_a_long_file_is_told_by_its_pieces(tmp_path, monkeypatch):
-    monkeypatch.setattr("ogdm_core.tables.stages.WHOLE", 100)
+    monkeypatch.setattr("run.tables.stages.WHOLE", 100)
     file = tmp_path / "big"
     file.write_bytes(bytes(3 << 20))
     before = fingerprint(str(file))

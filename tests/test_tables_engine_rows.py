@@ -14,14 +14,14 @@ import pytest
 import torch
 from PIL import Image
 
-from ogdm_core.presets import PRESETS
-from ogdm_core.tables import __main__ as cli
-from ogdm_core.tables import check, measure, paper, plan, reference, render, smoke
-from ogdm_core.tables.engine import Engine, Outcome
-from ogdm_core.tables.experiments import Builder, Options, select_rows
-from ogdm_core.tables.recipes import override
-from ogdm_core.tables.results import collect
-from ogdm_core.tables.sources import missing
+from run.tables import __main__ as cli
+from run.tables import check, measure, paper, plan, reference, render, smoke
+from run.tables.engine import Engine, Outcome
+from run.tables.experiments import Builder, Options, select_rows
+from run.tables.recipes import override
+from run.tables.results import collect
+from run.tables.sources import missing
+from run.train.presets import PRESETS
 
 ROOT = Path(__file__).resolve().parents[1]
 LAUNCHERS = {"adm": "mpiexec -n", "edm": "torchrun --standalone", "ldm": "main.py --base"}
@@ -254,7 +254,7 @@ def test_unpatched_upstreams_full_disks_and_odd_nfes_are_said(options, monkeypat
     script.write_text("import torch\n")
     usage = type("Usage", (), {"free": 5e9})
     monkeypatch.setattr(check.shutil, "disk_usage", lambda place: usage)
-    options = replace(options, number=2, nfes=(12,), features="ogdm_core.tables.smoke:features")
+    options = replace(options, number=2, nfes=(12,), features="run.tables.smoke:features")
     found = "\n".join(check.problems(options))
     assert "is not patched; run/setup.sh edm" in found
     assert re.search(r"\d+ GB are needed, 5 GB are free", found)
@@ -268,8 +268,8 @@ def test_what_the_evaluator_would_refuse_is_said_first(options, monkeypatch, tmp
 
     assert "download Inception's weights" in found()
     assert "there is no module nosuch.nets" in found(features="nosuch.nets:x")
-    assert "give MODULE:NAME" in found(features="ogdm_core.tables.smoke")
-    assert "--features" not in found(features="ogdm_core.tables.smoke:features")
+    assert "give MODULE:NAME" in found(features="run.tables.smoke")
+    assert "--features" not in found(features="run.tables.smoke:features")
     assert "features" not in found(smoke=True)
     monkeypatch.setattr(check.adm, "EVALUATOR", tmp_path / "evaluator.py")
     assert "run/setup.sh guided-diffusion" in found(evaluator="adm")
@@ -542,6 +542,6 @@ def test_scripts_document_every_option(number):
     text = (ROOT / "run" / f"reproduce_table{number}.sh").read_text()
     flags = {flag for action in cli.parser()._actions for flag in action.option_strings}
     assert [flag for flag in flags - {"-h", "--help"} if flag not in text] == []
-    done = subprocess.run([sys.executable, "-m", "ogdm_core.tables", "4"], cwd=ROOT,
+    done = subprocess.run([sys.executable, "-m", "run.tables", "4"], cwd=ROOT,
                           capture_output=True, text=True) if number == 1 else None  # fmt: skip
     assert done is None or (done.returncode == 2 and "choose from" in done.stderr)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ogdm_core.presets import PRESETS
-from ogdm_core.tables import paper
+from run.tables import paper
+from run.train.presets import PRESETS
 
 ROOT = Path(__file__).resolve().parents[1]
 BESIDE = ROOT.parent / "shared" / "seed" / "ogdm-paper.tex"  # a folder beside the clone, if any

@@ -19,7 +19,7 @@ ROWS = {
 
 
 def reproduce(out: Path, third_party: Path, *more: str) -> subprocess.CompletedProcess:
-    argv = [sys.executable, "-m", "ogdm_core.tables", "1", "--scale", "smoke", "--nfes", "10"]
+    argv = [sys.executable, "-m", "run.tables", "1", "--scale", "smoke", "--nfes", "10"]
     argv += ["--rows", ",".join(ROWS), "--out", str(out), "--third-party", str(third_party), *more]
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     return subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True)

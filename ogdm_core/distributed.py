@@ -1,0 +1,61 @@
+"""The ranks of a torch process group; without one, there is a single rank 0."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+
+def rank() -> int:
+    """This process's number."""
+    return dist.get_rank() if _started() else 0
+
+
+def world() -> int:
+    """The number of processes."""
+    return dist.get_world_size() if _started() else 1
+
+
+def gather(item: Any) -> list[Any]:
+    """Every rank's item, on every rank."""
+    if world() == 1:
+        return [item]
+    items = [None] * world()
+    dist.all_gather_object(items, item)
+    return items
+
+
+def broadcast(tensors: Iterable[Tensor]) -> None:
+    """Overwrites the tensors with rank 0's."""
+    if world() > 1:
+        for tensor in tensors:
+            dist.broadcast(tensor.data, 0)
+
+
+def average(tensors: Iterable[Tensor]) -> None:
+    """Replaces each tensor by its mean over the ranks, with one collective call per dtype."""
+    if world() == 1:
+        return
+    by_dtype: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in tensors:
+        by_dtype.setdefault(tensor.dtype, []).append(tensor)
+    for group in by_dtype.values():
+        flat = torch.cat([tensor.flatten() for tensor in group])
+        flat /= world()  # before the sum: half precision overflows early
+        dist.all_reduce(flat)
+        parts = flat.split([tensor.numel() for tensor in group])
+        torch._foreach_copy_(group, [p.view_as(t) for p, t in zip(parts, group, strict=True)])
+
+
+def print_once(text: str) -> None:
+    """Prints on rank 0 only."""
+    if rank() == 0:
+        print(text, flush=True)
+
+
+def _started() -> bool:
+    return dist.is_available() and dist.is_initialized()

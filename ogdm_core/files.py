@@ -1,0 +1,47 @@
+"""Files that are written whole or not at all, and their hashes."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+
+@contextlib.contextmanager
+def whole(path: str | os.PathLike, mode: str = "wb") -> Iterator[IO[Any]]:
+    """Opens a file to write; it replaces `path` when the block ends well, and not otherwise.
+
+    The folder is made if need be. Two processes that write the same path do not disturb each other.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with open(part, mode) as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def write_text(path: str | os.PathLike, text: str) -> None:
+    """Writes a text file, whole or not at all."""
+    with whole(path, "w") as file:
+        file.write(text)
+
+
+def write_json(path: str | os.PathLike, value: Any) -> None:
+    """Writes a JSON file, whole or not at all."""
+    write_text(path, json.dumps(value, indent=1) + "\n")
+
+
+def sha256(path: str | os.PathLike) -> str:
+    """The SHA-256 of a file's content, in hex."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

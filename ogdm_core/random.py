@@ -1,0 +1,57 @@
+"""Random numbers that can be repeated: seeds made from a key, and the state of every generator."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def seed_of(*key: object) -> int:
+    """A seed in [0, 2^56), a function of the whole key, as in seed_of(seed, rank, step)."""
+    digest = hashlib.blake2b("/".join(map(str, key)).encode(), digest_size=7).digest()
+    return int.from_bytes(digest, "little")
+
+
+def generator_of(*key: object, device: torch.device | str = "cpu") -> torch.Generator:
+    """A new generator, seeded with `seed_of(*key)`."""
+    return torch.Generator(device).manual_seed(seed_of(*key))
+
+
+def torch_state(device: torch.device) -> list[torch.Tensor]:
+    """The states of the generators that a forward pass on `device` may draw from."""
+    cuda = [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
+    return [torch.get_rng_state(), *cuda]
+
+
+def set_torch_state(states: list[torch.Tensor], device: torch.device) -> None:
+    """Puts back what `torch_state` returned."""
+    torch.set_rng_state(states[0])
+    for state in states[1:]:
+        torch.cuda.set_rng_state(state, device)
+
+
+def global_state() -> dict[str, Any]:
+    """The global random state of torch, CUDA, numpy and Python: tensors and plain values only."""
+    _, keys, *numbers = np.random.get_state()
+    version, internal, gauss = random.getstate()
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": [torch.cuda.get_rng_state()] if torch.cuda.is_available() else [],
+        "numpy": [torch.from_numpy(keys.astype(np.int64)), *numbers],
+        "python": [version, list(internal), gauss],
+    }
+
+
+def set_global_state(state: dict[str, Any]) -> None:
+    """Puts back what `global_state` returned."""
+    torch.set_rng_state(state["torch"])
+    for cuda in state["cuda"]:
+        torch.cuda.set_rng_state(cuda)
+    keys, *numbers = state["numpy"]
+    np.random.set_state(("MT19937", keys.numpy().astype(np.uint32), *numbers))
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))

@@ -1,0 +1,1 @@
+"""Our own trainer, for diffusers' U-Nets: `python -m ogdm_core.trainer`."""

@@ -1,0 +1,71 @@
+"""The cases of the benchmark: settings of the method, and the naive schedule they improve on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ogdm_core.config import OGDMConfig
+
+NARROW_WIDTH = 0.0625  # d_width of a narrow D of the paper's kind: 32 channels throughout
+TINY_WIDTH = 0.02  # d_width of every D with --quick
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way to train with observation guidance.
+
+    settings   fields of OGDMConfig that differ from the defaults
+    naive      evaluates the denoiser anew for the projection, and once more for D's step
+    without    the case whose D's step is the same but for R1, where R1 is taken at every step
+    """
+
+    words: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    naive: bool = False
+    without: str | None = None
+
+    def config(self, quick: bool = False) -> OGDMConfig:
+        """The settings; with `quick`, for a D of no weight."""
+        return OGDMConfig(**self.settings | ({"d_width": TINY_WIDTH} if quick else {}))
+
+
+CASES = {
+    "euler_exact": Case("Euler, the paper's D, two passes over the fakes"),
+    "euler_fused": Case("Euler, the paper's D, one pass over the fakes", {"fused": True}),
+    "euler_light": Case("Euler, the light D, the quickstart's", {"d_kind": "light"}),
+    "heun_exact": Case("Heun, the paper's D", {"projection": "heun"}),
+    "euler_naive": Case(
+        "Euler, the denoiser evaluated again for the projection and for D, R1 at every step",
+        {"r1_every": 1}, naive=True, without="euler_exact",
+    ),
+    "euler_light_fused": Case(
+        "Euler, the light D, one pass over the fakes", {"d_kind": "light", "fused": True}
+    ),
+    "heun_fused": Case(
+        "Heun, the paper's D, one pass over the fakes", {"projection": "heun", "fused": True}
+    ),
+    "euler_r1": Case("Euler, the paper's D, R1 at every step", {"r1_every": 1},
+                     without="euler_exact"),
+    "euler_narrow": Case(
+        f"Euler, the paper's D at width {NARROW_WIDTH:g}", {"d_width": NARROW_WIDTH}
+    ),
+    "euler_half": Case("Euler, D of half the paper's width", {"d_width": 0.5}),
+    "euler_bf16": Case("Euler, the paper's D in bfloat16", {"d_precision": "bf16"}),
+}  # fmt: skip
+DEFAULT = tuple(CASES)[:8]
+GROWTH = ("euler_exact", "euler_light", "euler_narrow")
+
+
+def choose(names: str | None) -> list[str]:
+    """Cases from `a,b,c`; the default ones from None. Unknown names raise ValueError."""
+    if names is None:
+        return list(DEFAULT)
+    chosen = list(CASES) if names == "all" else [n.strip() for n in names.split(",") if n.strip()]
+    unknown = [n for n in chosen if n not in CASES]
+    if unknown or not chosen:
+        raise ValueError(
+            f"--cases: {(unknown or [names])[0]!r} is not allowed; give all, or some of "
+            + ",".join(CASES)
+        )
+    return list(dict.fromkeys(chosen))

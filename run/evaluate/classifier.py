@@ -1,0 +1,90 @@
+"""A feature space for FID and recall on small digits: a classifier trained on the spot.
+
+It is not Inception: its numbers compare models on this data with each other and with nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from ogdm_core.trainer.images import Images
+
+
+class Classifier(nn.Module):
+    """Three convolutions and a hidden layer, whose 64 pre-activations are the features."""
+
+    def __init__(self, channels: int, classes: int):
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(channels, 16, 3, padding=1), nn.ReLU(),
+            nn.Conv2d(16, 32, 3, padding=1, stride=2), nn.ReLU(),
+            nn.Conv2d(32, 64, 3, padding=1, stride=2), nn.ReLU(),
+            nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(256, 64),
+        )  # fmt: skip
+        self.head = nn.Sequential(nn.ReLU(), nn.Linear(64, classes))
+        self.register_buffer("scale", torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x))
+
+    @torch.no_grad()
+    def features(self, x: Tensor, batch: int = 500) -> Tensor:
+        """[N, C, H, W] in [-1, 1] -> [N, 64]; pixels are rounded to 8 bits first."""
+        x = ((x.clamp(-1, 1) + 1) * 127.5).round() / 127.5 - 1
+        return torch.cat([self.body(part) for part in x.split(batch)]) / self.scale
+
+
+def train_classifier(images: Images, epochs: int = 20, seed: int = 0) -> tuple[Classifier, float]:
+    """A classifier of the set's labels, and its accuracy on the tenth that was held out.
+
+    Features are scaled to a mean variance of 1 over the set, so that FID has a readable size.
+    One thread, so that the result is the same on any number of cores.
+    """
+    if images.labels is None:
+        raise ValueError(
+            "these images have no labels to train a classifier on; give folders or an npz with "
+            "labels, or --classifier FILE from a labelled set of the same size"
+        )
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        net = Classifier(images.channels, images.classes)
+        order = torch.randperm(len(images))
+        held, train = order[: len(order) // 10], order[len(order) // 10 :]
+        steps = epochs * (len(train) // 64)
+        optimizer = torch.optim.Adam(net.parameters(), lr=2e-3)
+        anneal = torch.optim.lr_scheduler.OneCycleLR(optimizer, 4e-3, total_steps=steps)
+        for _ in range(epochs):
+            shuffled = train[torch.randperm(len(train))]
+            for part in shuffled[: len(shuffled) // 64 * 64].split(64):
+                loss = nn.functional.cross_entropy(net(images.batch(part)), images.labels[part])
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                anneal.step()
+        net.eval().requires_grad_(False)
+        net.scale = net.features(images.all()).var(0).mean().sqrt()
+        accuracy = (net(images.batch(held)).argmax(1) == images.labels[held]).float().mean()
+    torch.set_num_threads(threads)
+    return net, float(accuracy)
+
+
+def save_classifier(path: Path, classifier: Classifier, accuracy: float) -> None:
+    """Writes what `load_classifier` reads."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".part")
+    torch.save({"state": classifier.state_dict(), "accuracy": accuracy}, partial)
+    os.replace(partial, path)
+
+
+def load_classifier(path: Path, images: Images) -> tuple[Classifier, float]:
+    """The classifier and its accuracy, as `train_classifier` gave them."""
+    saved = torch.load(path, weights_only=True)
+    net = Classifier(images.channels, len(saved["state"]["head.1.bias"]))
+    net.load_state_dict(saved["state"])
+    return net.eval().requires_grad_(False), saved["accuracy"]

@@ -1,0 +1,92 @@
+"""Where pictures get their samples: a method is a name and a function from noise to images.
+
+    draw(noise [N, C, H, W], nfe, sampler) -> images [N, C, H, W] in [-1, 1]
+
+Two loaders make one from a path. A folder in diffusers' format is sampled here, with our samplers.
+Other backbones are sampled with their own commands, one file (or folder of images) per sampler and
+NFE, from the same seeds; the path then names them with the fields {sampler} and {nfe}:
+
+    Baseline=samples/base-{sampler}-{nfe}.npz
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from .images import load_images
+
+Draw = Callable[[Tensor, int, str], Tensor]
+
+
+@dataclass(frozen=True)
+class Method:
+    """A trained model to draw from; `shape` is (C, H, W) where the noise's shape matters."""
+
+    name: str
+    draw: Draw
+    shape: tuple[int, int, int] | None = None
+
+
+def load_method(argument: str, device: str = "cpu") -> Method:
+    """NAME=PATH, PATH being a diffusers folder or a pattern with {sampler} and {nfe}."""
+    name, separator, path = argument.partition("=")
+    if not (name and separator and path):
+        raise ValueError(f"--method {argument!r}: give NAME=PATH, such as OGDM=out/ogdm")
+    fields = [field for _, field, _, _ in string.Formatter().parse(path) if field is not None]
+    if fields:
+        return from_files(name, path, fields)
+    return from_diffusers(name, path, device)
+
+
+def from_diffusers(name: str, path: str, device: str = "cpu") -> Method:
+    """A `save_pretrained` folder with unet/ (a UNet2DModel) and scheduler/."""
+    from ogdm_core.trainer.train import load_model
+    from run.quickstart.score import draw
+
+    unet, scheduler = load_model(path)
+    unet.to(device).eval()
+    size, channels = unet.config.sample_size, unet.config.in_channels
+    height, width = (size, size) if isinstance(size, int) else size
+
+    def sample(noise: Tensor, nfe: int, sampler: str) -> Tensor:
+        return draw(unet, scheduler, noise.to(device), sampler, nfe).cpu()
+
+    return Method(name, sample, (channels, height, width))
+
+
+def from_files(name: str, pattern: str, fields: Sequence[str]) -> Method:
+    """Samples made elsewhere. The i-th image of every file must come from the same noise."""
+    if set(fields) != {"sampler", "nfe"}:
+        raise ValueError(
+            f"--method {name}={pattern}: a pattern has the fields {{sampler}} and {{nfe}}, "
+            f"this one has {', '.join('{' + field + '}' for field in fields)}"
+        )
+
+    def read(noise: Tensor, nfe: int, sampler: str) -> Tensor:
+        path = pattern.format(sampler=sampler, nfe=nfe)
+        if not Path(path).exists():
+            raise FileNotFoundError(
+                f"{path} is missing: {name}'s samples by {sampler} with {nfe} evaluations. Make it "
+                "with the backbone's own sampling command, from the same seeds as the others."
+            )
+        return load_images(path, len(noise))
+
+    return Method(name, read)
+
+
+def shared_noise(methods: Sequence[Method], count: int, seed: int) -> Tensor:
+    """The same initial noise [count, C, H, W] for every method that is sampled here."""
+    shapes = {method.shape for method in methods if method.shape is not None}
+    if len(shapes) > 1:
+        raise ValueError(
+            f"the models make images of different shapes ({', '.join(map(str, sorted(shapes)))}): "
+            "the same noise cannot start them all"
+        )
+    shape = shapes.pop() if shapes else (0,)
+    return torch.randn(count, *shape, generator=torch.Generator().manual_seed(seed))

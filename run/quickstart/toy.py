@@ -1,0 +1,168 @@
+"""A spiral, an MLP, one picture: few-step samples that leave the manifold, and OGDM's that do not.
+
+    run/toy.sh --out out/toy
+
+From one baseline, a control and an OGDM fine-tune of equal length; Euler samples of both from the
+same noise, and their mean distance to the data.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import math
+import shlex
+import sys
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from ogdm_core.config import OGDMConfig
+from ogdm_core.discriminator import embed_time
+from ogdm_core.files import write_json
+from ogdm_core.observer import Observer
+from ogdm_core.samplers import sample
+from ogdm_core.schedule import DiscreteVP
+
+NFES = (5, 10, 20, 50)
+
+
+def spiral(turn: Tensor) -> Tensor:
+    """Points [N, 2, 1, 1] of a spiral at `turn` in [0.25, 1.75] turns; about unit variance."""
+    angle, radius = 2 * math.pi * turn, 1.3 * turn
+    return torch.stack([radius * angle.cos(), radius * angle.sin()], 1)[..., None, None]
+
+
+def data(n: int) -> Tensor:
+    """n points, about evenly spread over the spiral's length."""
+    return spiral((0.25**2 + (1.75**2 - 0.25**2) * torch.rand(n)).sqrt())
+
+
+def distance(x: Tensor) -> Tensor:
+    """Distance [N] of points [N, 2, 1, 1] to the spiral."""
+    curve = spiral(torch.linspace(0.25, 1.75, 8000)).flatten(1)
+    return torch.cdist(x.flatten(1), curve).min(1).values
+
+
+class Denoiser(nn.Module):
+    """eps_theta(x_t, t): three hidden layers."""
+
+    def __init__(self, width: int = 128):
+        super().__init__()
+        self.net = nn.Sequential(
+            nn.Linear(2 + 64, width), nn.SiLU(), nn.Linear(width, width), nn.SiLU(),
+            nn.Linear(width, width), nn.SiLU(), nn.Linear(width, 2),
+        )  # fmt: skip
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        return self.net(torch.cat([x.flatten(1), embed_time(t / 1000)], 1)).view_as(x)
+
+
+class PointDiscriminator(nn.Module):
+    """D_phi(x, t, s) on points: two hidden layers meet the embedded (t, s) in a dot product."""
+
+    def __init__(self, channels: int, size: int, labels: int, width: float):
+        super().__init__()
+        self.x = nn.Sequential(nn.Linear(channels, 128), nn.SiLU(), nn.Linear(128, 128), nn.SiLU())
+        self.c = nn.Sequential(nn.Linear(128, 128), nn.SiLU(), nn.Linear(128, 128))
+        self.out = nn.Linear(128, 1)
+
+    def forward(self, x: Tensor, t: Tensor, s: Tensor, label=None, parts: int = 1) -> Tensor:
+        c = self.c(torch.cat([embed_time(t), embed_time(s)], 1))
+        h = self.x(x.flatten(1))
+        return self.out(h)[:, 0] + (h * c).sum(1) / math.sqrt(h.shape[1])
+
+
+def train(
+    net: Denoiser, schedule: DiscreteVP, steps: int, seed: int, lr: float,
+    config: OGDMConfig | None = None, batch: int = 512, label: str = "",
+) -> Denoiser:  # fmt: skip
+    """`net` after `steps` more steps, as its EMA; with `config`, observed."""
+    from rich.progress import track
+
+    torch.manual_seed(seed)
+    net = copy.deepcopy(net).train().requires_grad_(True)
+    ema = torch.optim.swa_utils.AveragedModel(
+        net, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.999)
+    )
+    optimizer = torch.optim.Adam(net.parameters(), lr=lr)
+    observer = config and Observer(config, schedule, 2, 1, build=PointDiscriminator)
+    for _ in track(range(steps), description=label, transient=True):
+        x_0 = data(batch)
+        t = torch.randint(1, schedule.T + 1, (batch,))
+        eps = torch.randn_like(x_0)
+        x_t = schedule.diffuse(x_0, eps, t)
+        eps_t = net(x_t, t)
+        loss = (eps_t - eps).square().mean()
+        if observer:
+            loss = loss + observer.observe(
+                x_0=x_0, eps=eps, x_t=x_t, t=t, eps_t=eps_t, eps_fn=net
+            ).mean()  # fmt: skip
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        ema.update_parameters(net)
+        if observer:
+            observer.step()
+    return ema.module.eval().requires_grad_(False)
+
+
+def plot(samples: dict[str, dict[int, Tensor]], off: dict[str, dict[int, float]], path: Path,
+         command: str) -> None:  # fmt: skip
+    """Methods down, NFE across; the data in grey."""
+    from run.figures import style
+
+    curve = spiral(torch.linspace(0.25, 1.75, 500)).flatten(1)
+    fig, axes = style.figure(len(samples), len(NFES), size=(10, 5.2), sharex=True, sharey=True)
+    for line, (method, by_nfe) in zip(axes, samples.items(), strict=True):
+        for ax, (nfe, x) in zip(line, by_nfe.items(), strict=True):
+            ax.plot(*curve.T, color=style.ORANGE, linewidth=1)
+            ax.scatter(*x.flatten(1).T, s=1.5, color=style.method_colour(method), linewidths=0)
+            ax.set(title=f"NFE {nfe}: off by {off[method][nfe]:.3f}", xticks=[], yticks=[],
+                   xlim=(-2.6, 2.6), ylim=(-2.6, 2.6), aspect="equal")  # fmt: skip
+        line[0].set_ylabel("OGDM" if method == "ogdm" else "control", fontsize=10)
+    fig.tight_layout(rect=(0, 0.02, 1, 1))
+    style.save(fig, path, command)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Trains, samples, prints the distances, writes toy.png and toy.json."""
+    argv = sys.argv[1:] if argv is None else argv
+    p = argparse.ArgumentParser(prog="run/toy.sh", description=__doc__, allow_abbrev=False,
+                                formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    p.add_argument("--out", type=Path, default=Path("out/toy"), help="folder to write")
+    p.add_argument("--seed", type=int, default=0, help="seed of everything (default: 0)")
+    p.add_argument("--pretrain", type=int, default=6000, help="baseline's steps (default: 6000)")
+    p.add_argument("--steps", type=int, default=3000, help="fine-tunes' steps (default: 3000)")
+    OGDMConfig.add_arguments(p)
+    p.set_defaults(ogdm_k=0.5, ogdm_gamma=0.1)
+    args = p.parse_args(argv)
+    torch.set_num_threads(1)  # tiny tensors: more threads only wait for each other
+    config = OGDMConfig.from_args(vars(args) | {"ogdm": True})
+    schedule = DiscreteVP.linear(sigma_data=1.0)
+    torch.manual_seed(args.seed)
+    baseline = train(Denoiser(), schedule, args.pretrain, args.seed, 1e-3, label="baseline")
+    nets = {
+        "control": train(baseline, schedule, args.steps, args.seed + 1, 3e-4, label="control"),
+        "ogdm": train(baseline, schedule, args.steps, args.seed + 1, 3e-4, config, label="OGDM"),
+    }
+    torch.manual_seed(args.seed)
+    noise = torch.randn(2000, 2, 1, 1)
+    samples = {m: {n: sample(net, noise, schedule, nfe=n) for n in NFES} for m, net in nets.items()}
+    off = {m: {n: float(distance(x).mean()) for n, x in s.items()} for m, s in samples.items()}
+    args.out.mkdir(parents=True, exist_ok=True)
+    command = shlex.join(["run/toy.sh", *argv])
+    plot(samples, off, args.out / "toy.png", command)
+    write_json(args.out / "toy.json", {"command": command, "mean_distance": off,
+                                       "ogdm": config.to_dict()})  # fmt: skip
+    print("mean distance to the data, Euler")
+    print("NFE     " + "".join(f"{n:>9}" for n in NFES))
+    for method, by_nfe in off.items():
+        print(f"{method:<8}" + "".join(f"{d:>9.4f}" for d in by_nfe.values()))
+    print(args.out / "toy.png")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,150 @@
+"""The numbers that the paper reports, Tables 1, 2, 3, 4, 7, 8 and 9, one `data/tableN.csv` each.
+
+A line of a file is one cell of the paper: one experiment at one number of network evaluations. It
+holds the digits as printed; `Row` adds what Table 5 says about the training (through its preset)
+and Table 6 about the sampling. Tables 5 and 6 themselves are `run.train.presets`.
+"""
+
+from __future__ import annotations
+
+import csv
+import difflib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from run.train.presets import DISCRETISATION, PRESETS, Preset
+
+CAPTIONS = {
+    1: "FID and recall over NFE: Euler projection, Euler sampler",
+    2: "FID and recall over NFE: Heun projection, Heun sampler",
+    3: "FID and recall over NFE: Euler projection, PNDM samplers",
+    4: "FID over NFE beside other methods",
+    7: "FID and recall over NFE: Heun's method and discriminator guidance (DG)",
+    8: "FID and recall over NFE: DDGAN and OGDM on CIFAR-10",
+    9: "FID and recall over NFE: Euler projection, stochastic sampler",
+}
+NUMBERS = tuple(CAPTIONS)
+MEASURED = "measured by the authors"
+COPIED = "copied from other papers"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One cell of the paper: an experiment (`row`) at one NFE. None: the paper leaves it open."""
+
+    row: str  # short stable name of the experiment, unique in its table; --rows selects by it
+    dataset: str  # cifar10 | celeba64 | lsun-church
+    backbone: str | None  # adm | edm | ldm
+    conditional: bool  # trained with class labels
+    method: str  # as the paper calls it: Baseline, OGDM, OGDM (ft), DDGAN, ...
+    preset: str | None  # the row of Table 5 that trains it, a name in run.train.presets
+    sampler: str | None  # euler | heun | s-pndm | f-pndm | stochastic | dg | ddim
+    steps: int | None  # discretisation steps, where the paper gives those too (Table 7)
+    nfe: int
+    fid_text: str | None  # the digits as printed
+    fid_best: bool  # bold in the paper
+    recall_text: str | None
+    recall_best: bool
+    source: str  # MEASURED or COPIED
+
+    @property
+    def fid(self) -> float | None:
+        return None if self.fid_text is None else float(self.fid_text)
+
+    @property
+    def recall(self) -> float | None:
+        return None if self.recall_text is None else float(self.recall_text)
+
+    @property
+    def trained_by(self) -> Preset | None:
+        return PRESETS[self.preset] if self.preset else None
+
+    @property
+    def training(self) -> str | None:
+        """baseline | scratch | finetune."""
+        return self.trained_by.training if self.trained_by else None
+
+    @property
+    def projection(self) -> str | None:
+        """euler | heun, None for a baseline."""
+        return self.trained_by.projection if self.trained_by else None
+
+    @property
+    def k(self) -> float | None:
+        return self.trained_by.k if self.trained_by else None
+
+    @property
+    def gamma(self) -> float | None:
+        return self.trained_by.gamma if self.trained_by else None
+
+    @property
+    def discretisation(self) -> str | None:
+        """Table 6's: linear | quadratic | karras; None where that table is silent."""
+        return DISCRETISATION.get((self.dataset, self.backbone), {}).get(self.sampler)
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table of the paper, rows in its order, each experiment's NFEs together."""
+
+    number: int
+    caption: str
+    rows: tuple[Row, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The experiments' names, in order."""
+        return tuple(dict.fromkeys(row.row for row in self.rows))
+
+    @property
+    def nfes(self) -> tuple[int, ...]:
+        """The numbers of network evaluations, in the paper's order."""
+        return tuple(dict.fromkeys(row.nfe for row in self.rows))
+
+    def select(self, name: str) -> tuple[Row, ...]:
+        """One experiment's cells; the error lists names close to an unknown one."""
+        found = tuple(row for row in self.rows if row.row == name)
+        if not found:
+            near = difflib.get_close_matches(name, self.names, 5, 0.4) or self.names
+            raise ValueError(
+                f"Table {self.number} has no row {name!r}; did you mean {', '.join(near)}?"
+            )
+        return found
+
+
+def data_file(number: int) -> Path:
+    """Where a table's numbers stand."""
+    return Path(__file__).with_name("data") / f"table{number}.csv"
+
+
+@cache
+def table(number: int) -> Table:
+    """Table `number` of the paper."""
+    if number not in CAPTIONS:
+        raise ValueError(
+            f"there is no data for Table {number}; there is for {', '.join(map(str, NUMBERS))}"
+        )
+    with data_file(number).open(newline="") as file:
+        rows = tuple(_row(line) for line in csv.DictReader(file))
+    return Table(number, CAPTIONS[number], rows)
+
+
+def _row(line: dict[str, str]) -> Row:
+    """A line of the file; empty is None, and `yes` is true."""
+    return Row(
+        row=line["row"],
+        dataset=line["dataset"],
+        backbone=line["backbone"] or None,
+        conditional=line["conditional"] == "yes",
+        method=line["method"],
+        preset=line["preset"] or None,
+        sampler=line["sampler"] or None,
+        steps=int(line["steps"]) if line["steps"] else None,
+        nfe=int(line["nfe"]),
+        fid_text=line["fid"] or None,
+        fid_best=line["fid_best"] == "yes",
+        recall_text=line["recall"] or None,
+        recall_best=line["recall_best"] == "yes",
+        source=line["source"],
+    )
