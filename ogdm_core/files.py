@@ -12,10 +12,11 @@ from typing import IO, Any
 
 
 @contextlib.contextmanager
-def whole(path: str | os.PathLike, mode: str = "wb") -> Iterator[IO[Any]]:
+def whole(path: str | os.PathLike, mode: str = "wb", sync: bool = True) -> Iterator[IO[Any]]:
     """Opens a file to write; it replaces `path` when the block ends well, and not otherwise.
 
     The folder is made if need be. Two processes that write the same path do not disturb each other.
+    `sync` waits until the content is on the disk; leave it out for many small files.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -23,8 +24,9 @@ def whole(path: str | os.PathLike, mode: str = "wb") -> Iterator[IO[Any]]:
     try:
         with open(part, mode) as file:
             yield file
-            file.flush()
-            os.fsync(file.fileno())
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)

@@ -59,6 +59,15 @@ def test_a_wrong_count_is_refused_before_lists_are_written(archive, tmp_path):
     assert not (tmp_path / "out" / "church_outdoor_train.txt").exists()
 
 
+@pytest.mark.parametrize("key", [b"../../escaped", b"/tmp/escaped", b"a/b", b"..", b"a.b", b"\xff"])
+def test_a_key_that_is_no_plain_name_writes_nothing(tmp_path, key):
+    with lmdb.open(str(tmp_path / "db"), map_size=1 << 20) as env, env.begin(write=True) as t:
+        t.put(key, b"RIFF")
+    with pytest.raises(ValueError, match="not a plain name; the archive is damaged"):
+        lsun.prepare(tmp_path / "db", tmp_path / "a" / "b" / "out", expect=None)
+    assert not [p for p in tmp_path.rglob("*") if p.suffix == ".webp"]
+
+
 def test_a_folder_of_images_is_used_where_it_is(archive, tmp_path):
     lsun.prepare(archive, tmp_path / "out", expect=12)
     images = tmp_path / "out" / "churches" / "train"

@@ -1,23 +1,30 @@
 """Data sets, from the archives people have to the folder of images that upstream reads.
 
-One module a data set, each a command: `python -m run.data.cifar10 SOURCE FOLDER`.
+One module per data set, each a command: `python -m run.data.cifar10 SOURCE FOLDER`;
 `run/prepare_data.sh NAME ...` finds them by name. All of them can be stopped at any time and
-started again: an image is written whole or not at all, and one that is there is not made again.
+started again: an image is written whole or not at all, and one that exists is not made again.
 """
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import json
 import os
-from collections.abc import Callable, Iterable
+import pickle
+import sys
+import tarfile
+import zipfile
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 from PIL import Image
 
-# An image's file name and how to make it; it is only made if it is not there yet.
+from ogdm_core.files import whole, write_json
+
+# An image's file name and how to make it; it is only made if the file does not exist yet.
 Job = tuple[str, Callable[[], Image.Image]]
-
-
 # Beside the images: how they were made, so that a second run does not mix two ways.
 RECORD = "prepared.json"
 
@@ -34,19 +41,17 @@ def write_images(
     from rich.progress import track
 
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     record = folder / RECORD
     before = json.loads(record.read_text()) if record.exists() else made
     if before != made:
         raise ValueError(f"{folder} was begun as {before}, not as {made}; give another folder")
-    record.write_text(json.dumps(made) + "\n")
+    write_json(record, made)
     there = {entry.name for entry in os.scandir(folder)}
     new = 0
     for name, make in track(jobs, description=str(made["dataset"]), total=expected):
         if name not in there:
-            partial = folder / f"{name}.partial"
-            make().save(partial, format="PNG")
-            partial.replace(folder / name)
+            with whole(folder / name, sync=False) as file:
+                make().save(file, format="PNG")
             new += 1
     count = sum(entry.name.endswith(".png") for entry in os.scandir(folder))
     if count != expected:
@@ -54,6 +59,51 @@ def write_images(
         raise ValueError(f"{folder} holds {count:,} images, not {expected:,}; {hint}")
     print(f"{folder}: {count:,} images, {new:,} of them new")
     return new
+
+
+def reader(source: str | Path, archive: str, folder: str) -> Callable[[str], bytes]:
+    """Reads a file by its name in `folder`: from that folder, the archive of it, or a place where
+    torchvision keeps either."""
+    source = Path(source)
+    inner = [f"{root}{name}" for root in ("", "celeba/") for name in (folder, archive)]
+    source = next((source / path for path in inner if (source / path).exists()), source)
+    if source.is_dir():
+        opened, prefix = partial(open, mode="rb"), str(source)
+    elif zipfile.is_zipfile(source):
+        opened, prefix = zipfile.ZipFile(source).open, folder
+    elif source.is_file() and tarfile.is_tarfile(source):
+        opened, prefix = tarfile.open(source).extractfile, folder  # noqa: SIM115
+    else:
+        raise ValueError(f"{source} is neither {archive} nor the folder {folder} from it")
+
+    def read(name: str) -> bytes:
+        try:
+            with opened(f"{prefix}/{name}") as file:
+                return file.read()
+        except (KeyError, FileNotFoundError) as error:
+            raise ValueError(f"{source} has no {name}; expected {folder}, complete") from error
+
+    return read
+
+
+def parser(name: str, doc: str | None, source: str) -> argparse.ArgumentParser:
+    """The command line that all data sets share: SOURCE and FOLDER."""
+    p = argparse.ArgumentParser(
+        prog=f"prepare_data.sh {name}", description=doc,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    p.add_argument("source", type=Path, help=source)
+    p.add_argument("folder", type=Path, help="where the images go")
+    return p
+
+
+@contextlib.contextmanager
+def explained() -> Iterator[None]:
+    """Ends the program with one line where a source cannot be read."""
+    try:
+        yield
+    except (ValueError, OSError, EOFError, pickle.UnpicklingError) as error:
+        sys.exit(f"error: {error}")
 
 
 def download(dataset: str, root: str | Path) -> None:

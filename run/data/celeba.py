@@ -9,16 +9,12 @@ Two crops of the 178x218 images are in use; a FID means little without saying wh
 
 from __future__ import annotations
 
-import argparse
 import io
-import sys
-import zipfile
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 from PIL import Image
 
-from . import Job, download, write_images
+from . import Job, download, explained, parser, reader, write_images
 
 ARCHIVE, FOLDER = "img_align_celeba.zip", "img_align_celeba"
 WIDTH, HEIGHT = 178, 218
@@ -29,8 +25,6 @@ CROPS = {
 }
 # The official partition goes by number: 000001.jpg to 162770.jpg train, then valid, then test.
 SPLITS = {"train": range(1, 162_771), "all": range(1, 202_600)}
-
-Read = Callable[[str], bytes]
 
 
 def crop(image: Image.Image, kind: str = "ddim", size: int = 64) -> Image.Image:
@@ -44,61 +38,31 @@ def crop(image: Image.Image, kind: str = "ddim", size: int = 64) -> Image.Image:
     return image.convert("RGB").crop(box).resize((size, size), resample)
 
 
-def open_source(source: str | Path) -> Read:
-    """A reader of `NNNNNN.jpg`, from the zip, from the folder in it, or from torchvision's root."""
-    source = Path(source)
-    inner = (Path(FOLDER), Path(ARCHIVE), Path("celeba", FOLDER), Path("celeba", ARCHIVE))
-    for path in inner:
-        if source.is_dir() and (source / path).exists():
-            return open_source(source / path)
-    if source.is_dir():
-        return lambda name: (source / name).read_bytes()
-    if zipfile.is_zipfile(source):
-        archive = zipfile.ZipFile(source)
-        return lambda name: archive.read(f"{FOLDER}/{name}")
-    raise ValueError(f"{source} is neither {ARCHIVE} nor the folder {FOLDER} from it")
-
-
-def jobs(read: Read, numbers: range, kind: str = "ddim", size: int = 64) -> Iterator[Job]:
+def jobs(read: Callable[[str], bytes], numbers: range, kind: str, size: int) -> Iterator[Job]:
     """Names and images, in the order of their numbers."""
-
-    def make(number: int) -> Image.Image:
-        name = f"{number:06d}.jpg"
-        try:
-            data = read(name)
-        except (KeyError, FileNotFoundError) as error:
-            raise ValueError(f"the source has no {name}; is it complete?") from error
-        return crop(Image.open(io.BytesIO(data)), kind, size)
-
     for number in numbers:
-        yield f"{number:06d}.png", lambda number=number: make(number)
+        yield (
+            f"{number:06d}.png",
+            lambda n=number: crop(Image.open(io.BytesIO(read(f"{n:06d}.jpg"))), kind, size),
+        )
 
 
 def main(argv: list[str] | None = None) -> None:
     """Writes the cropped images of one split into a folder."""
-    parser = argparse.ArgumentParser(
-        prog="prepare_data.sh celeba",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("source", help=f"{ARCHIVE}, the folder {FOLDER}, or torchvision's root")
-    parser.add_argument("folder", help="where the images go")
-    parser.add_argument("--split", choices=tuple(SPLITS), default="train")
-    parser.add_argument("--crop", choices=tuple(CROPS), default="ddim")
-    parser.add_argument("--size", type=int, default=64, help="pixels a side (default: 64)")
-    parser.add_argument("--first", type=int, metavar="N", help="only the first N of the split")
-    parser.add_argument("--download", action="store_true",
-                        help="let torchvision fetch the archive into SOURCE first")  # fmt: skip
-    args = parser.parse_args(argv)
-    try:
+    p = parser("celeba", __doc__, f"{ARCHIVE}, the folder {FOLDER}, or torchvision's root")
+    p.add_argument("--split", choices=tuple(SPLITS), default="train")
+    p.add_argument("--crop", choices=tuple(CROPS), default="ddim")
+    p.add_argument("--size", type=int, default=64, help="width and height in pixels (default: 64)")
+    p.add_argument("--first", type=int, metavar="N", help="only the first N of the split")
+    p.add_argument("--download", action="store_true", help="torchvision fetches it into SOURCE")
+    args = p.parse_args(argv)
+    with explained():
         if args.download:
             download("CelebA", args.source)
         numbers = SPLITS[args.split][: args.first]
-        images = jobs(open_source(args.source), numbers, args.crop, args.size)
+        read = reader(args.source, ARCHIVE, FOLDER)
         made = {"dataset": "CelebA", "split": args.split, "crop": args.crop, "size": args.size}
-        write_images(args.folder, images, len(numbers), made)
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
+        write_images(args.folder, jobs(read, numbers, args.crop, args.size), len(numbers), made)
 
 
 if __name__ == "__main__":
