@@ -1,8 +1,9 @@
 """D_phi(x, t, s[, label]): is x on the real manifold at noise level t - s?
 
-A residual convolutional discriminator with equalised learning rates, blurred downsampling and a
-projection head. Its condition (t, s and an optional label) passes a mapping network and meets the
-image features in a scaled dot product, as in a conditional GAN. Plain torch.
+Discriminator        the paper's: residual blocks with equalised learning rates and blurred
+                     downsampling; t, s and an optional label pass a mapping network, and the
+                     score is its scaled dot product with the image features
+LightDiscriminator   plain strided convolutions, for small images and small budgets
 """
 
 from __future__ import annotations
@@ -117,8 +118,8 @@ def embed_time(t: Tensor, dim: int = 64) -> Tensor:
     return torch.cat([angle.sin(), angle.cos()], 1)
 
 
-class OnImages(nn.Module):
-    """What every D on images asks of its inputs: x [N, channels, size, size], label if it has any.
+class ImageDiscriminator(nn.Module):
+    """Checks the inputs of a D on images: x [N, channels, size, size], label [N] or one-hot.
 
     size     a power of two from 8
     labels   number of classes, 0 for none
@@ -146,7 +147,7 @@ class OnImages(nn.Module):
         return (F.one_hot(label.long(), self.labels) if label.ndim == 1 else label).float()
 
 
-class Discriminator(OnImages):
+class Discriminator(ImageDiscriminator):
     """D_phi as logits: D = sigmoid(logit).
 
     channels, size   of the images, [N, channels, size, size], size a power of two from 8
@@ -194,3 +195,49 @@ class Discriminator(OnImages):
         features = self.out(activated(self.dense, x.flatten(1))).float()
         z = self.condition(t, s, label).float()
         return (features * z).sum(1) / math.sqrt(z.shape[1])
+
+
+class LightDiscriminator(ImageDiscriminator):
+    """D_phi as logits: out(h) + <h, z> / sqrt(C), h of the image, z of (t, s[, label]).
+
+    Its weights have torch's own initialisation, about 1 / sqrt(fan-in), and move by the full
+    learning rate; equalised ones are about 1. So it learns faster at the same rate.
+
+    channels, size   of the images, [N, channels, size, size], size a power of two from 8
+    labels           number of classes, 0 for none
+    width            1 gives 32 channels at full resolution and 64 below
+    """
+
+    def __init__(self, channels: int, size: int, labels: int = 0, width: float = 1.0):
+        super().__init__(channels, size, labels)
+        first, rest = (max(8, round(width * n / 8) * 8) for n in (32, 64))
+        halvings = size.bit_length() - 2  # down to 2x2
+        self.first = nn.Conv2d(channels, first, 3, padding=1)
+        self.convs = nn.ModuleList(
+            nn.Conv2d(rest if i else first, rest, 3, padding=1, stride=2) for i in range(halvings)
+        )
+        self.dense = nn.Linear(rest * 4, rest)
+        self.out = nn.Linear(rest, 1)
+        inputs = 128 + labels
+        self.condition = nn.Sequential(nn.Linear(inputs, rest), nn.SiLU(), nn.Linear(rest, rest))
+
+    def forward(
+        self, x: Tensor, t: Tensor, s: Tensor, label: Tensor | None = None, parts: int = 1
+    ) -> Tensor:
+        """Logits [N] of x [N, C, H, W] at t, s [N] in [0, 1]; label [N] or one-hot [N, labels].
+
+        Every score depends on its own sample alone, so `parts` makes no difference here.
+        """
+        self.check(x)
+        given = [embed_time(t), embed_time(s)]
+        if self.labels:
+            given.append(self.one_hot(label))
+        h = F.leaky_relu(self.first(x), SLOPE)
+        for conv in self.convs:
+            h = F.leaky_relu(conv(h), SLOPE)
+        h = F.leaky_relu(self.dense(h.flatten(1)), SLOPE)
+        z = self.condition(torch.cat(given, 1))
+        return (self.out(h)[:, 0] + (h * z).sum(1) / math.sqrt(h.shape[1])).float()
+
+
+KINDS: dict[str, type[ImageDiscriminator]] = {"paper": Discriminator, "light": LightDiscriminator}

@@ -1,10 +1,10 @@
-"""The observer: owns D, its optimiser and its state, and takes turns with the trainer.
+"""The observer: owns D, its optimiser and its state.
 
 A trainer touches the method in four places:
 
     observer = Observer(config, schedule, channels, size)         # 1. build it
     loss = transition + observer.observe(x_0=..., ...)            # 2. add the emission term
-    optimizer.step(); observer.step()                             # 3. let D take its step
+    optimizer.step(); observer.step(lr_scale)                     # 3. update D
     state = observer.state_dict()                                 # 4. save and load it
 
 The trainer's own forward pass is handed over, not repeated: Euler's projection costs no evaluation
@@ -14,34 +14,33 @@ of the denoiser, Heun's one, D's step none. The observer never touches the globa
 from __future__ import annotations
 
 import contextlib
-import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch import distributed as dist
 
+from . import distributed
 from .config import OGDMConfig
-from .discriminator import Discriminator
-from .light import LightDiscriminator
-from .lookahead import reach, sample_lookahead
+from .discriminator import KINDS
 from .losses import emission_loss, fake_loss, r1_penalty, real_loss
+from .random import seed_of, set_torch_state, torch_state
 from .schedule import Schedule, expand
 from .solvers import EpsFn, project
 
 STATE_VERSION = 1
-KINDS = {"paper": Discriminator, "light": LightDiscriminator}
+Condition = tuple[Tensor, Tensor, Tensor | None]  # unit t, unit s, label
 
 
 @dataclass
 class _Observation:
-    """What D's step needs of one microbatch: all detached."""
+    """What D's step needs of one microbatch; every tensor is detached."""
 
     real: Tensor
     fake: Tensor
     t: Tensor
-    condition: tuple[Tensor, Tensor, Tensor | None]
+    condition: Condition
     emission: Tensor
     fake_logit: Tensor
 
@@ -66,15 +65,14 @@ class Observer:
         device: torch.device | str = "cpu",
         build: Callable[..., torch.nn.Module] | None = None,
     ):
-        reach(schedule, config.k)
+        schedule.longest_lookahead(config.k)  # raises where k is too small
         self.config, self.schedule, self.device = config, schedule, torch.device(device)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(config.seed)  # torch.manual_seed: CUDA's as well
             D = (build or KINDS[config.d_kind])(channels, size, labels, config.d_width)
         self.D = D.to(self.device)
         self._built_for = {"channels": channels, "size": size, "labels": labels}
-        for p in self.D.parameters():
-            _broadcast(p)
+        distributed.broadcast(self.D.parameters())
         self.optimizer = torch.optim.Adam(
             self.D.parameters(), lr=config.d_lr, betas=config.d_betas, fused=True
         )
@@ -82,7 +80,7 @@ class Observer:
         self.skipped = torch.zeros((), device=self.device)
         self.per_sample: dict[str, Tensor] = {}
         self._pending: list[_Observation] = []
-        self._sums: dict[str, Tensor] = {}
+        self._sums: dict[str, Any] = {}
         self._counts: dict[str, int] = {}
         self._generator = torch.Generator(self.device)
 
@@ -99,24 +97,26 @@ class Observer:
         eps_fn: EpsFn | None = None,
         label: Tensor | None = None,
         s: Tensor | None = None,
+        rng: list[Tensor] | None = None,
     ) -> Tensor:
-        """gamma L_emission [N] of one microbatch, and a note for D's next step.
+        """Returns gamma L_emission [N] and queues this microbatch for the next `step`.
 
         x_0, eps   the clean images and the unit noise behind x_t = a_t x_0 + b_t eps
         x_t, t     the denoiser's input [N, C, H, W] and its time [N] in the schedule's own terms
-        eps_t      the denoiser's answer at (x_t, t), from the trainer's own forward pass
-        eps_fn     the denoiser as a function of (x, t); only Heun's projection asks it, once
+        eps_t      the denoiser's output at (x_t, t), from the trainer's own forward pass
+        eps_fn     the denoiser as a function of (x, t); only Heun's projection calls it, once
         s          lookahead [N]; drawn if absent
+        rng        `random.torch_state` before the trainer's forward pass; Heun's second pass then
+                   has the dropout masks of the first, since its step is one network's
         """
         c, schedule = self.config, self.schedule
         with torch.no_grad():
             if s is None:
-                s = sample_lookahead(schedule, t, c.k, self._seeded())
+                s = schedule.sample_lookahead(t, c.k, self._seeded())
             u = schedule.lookahead(t, s)
             real = schedule.whiten(schedule.diffuse(x_0.float(), eps.float(), u), u)
-        fake = project(
-            c.projection, schedule, x_t.float(), t, u, eps_t.float(), self._apart(eps_fn)
-        )
+        second = eps_fn and self._replayed(eps_fn, rng)
+        fake = project(c.projection, schedule, x_t.float(), t, u, eps_t.float(), second)
         fake = schedule.whiten(fake.float(), u)
         condition = (schedule.unit_time(t), schedule.unit_lookahead(s), label)
         if c.fused and torch.is_grad_enabled():
@@ -133,12 +133,12 @@ class Observer:
             emission = emission * (condition[0] <= c.t_max)
         return c.gamma * emission
 
-    def _observe_fused(self, fake: Tensor, condition) -> tuple[Tensor, Tensor]:
+    def _observe_fused(self, fake: Tensor, condition: Condition) -> tuple[Tensor, Tensor]:
         """One pass of D over the fakes for both updates.
 
-        D's score is one number a sample, so its input gradient under the emission loss is the one
-        under D's own loss times the ratio of the two losses' slopes. Where D's slope is zero
-        (hinge, or far in the tail) a negligible one stands in, which the ratio undoes.
+        D's score is one number per sample, so its input gradient under the emission loss is the
+        one under D's own loss times the ratio of the two losses' slopes. D's slope, which is zero
+        in the hinge's flat part and far in the tail, is clamped to 1e-10; the ratio cancels it.
         """
         leaf = fake.detach().requires_grad_()
         logit = self._score(leaf, condition)
@@ -148,17 +148,19 @@ class Observer:
         (slope_phi,) = torch.autograd.grad(fake_loss(at, self.config.adversarial).sum(), at)
         slope_phi = slope_phi.clamp(min=1e-10)
         logit.backward(slope_phi)
+        assert leaf.grad is not None
         gradient = leaf.grad * expand(slope_theta / slope_phi, leaf)
         return _WithGradient.apply(fake, emission.detach(), gradient), logit.detach()
 
     # ---- 3. the discriminator's step ----------------------------------------------------------
 
-    def step(self, lr_scale: float = 1.0) -> None:
-        """D's step over every microbatch observed since the last one.
+    def step(self, lr_scale: float) -> None:
+        """Updates D on every microbatch observed since the last step.
 
         Minimises L_D + r1 ||grad D(real)||^2, averaged over samples and ranks; R1 is taken every
-        `r1_every` steps with its weight multiplied by it. A gradient that is not finite is skipped
-        and counted, on device.
+        `r1_every` steps with its weight multiplied by it. D's learning rate is d_lr * lr_scale,
+        with lr_scale the trainer's own rate over its base rate: D follows the trainer's schedule.
+        A gradient that is not finite is skipped and counted, on device.
         """
         if not self._pending:
             raise RuntimeError("observer.step() needs at least one observe() before it")
@@ -170,12 +172,13 @@ class Observer:
             if name != "t":
                 self._sums[name] = self._sums.get(name, 0) + values.sum()
                 self._counts[name] = self._counts.get(name, 0) + values.numel()
-        gradients = [p.grad for p in self.D.parameters()]
+        gradients = [p.grad for p in self.D.parameters() if p.grad is not None]
         torch._foreach_div_(gradients, sum(len(o.t) for o in self._pending))
-        _average_over_ranks(gradients)
+        distributed.average(gradients)
         bad = ~torch.stack(torch._foreach_norm(gradients)).isfinite().all()
         self.skipped += bad
-        self.optimizer.found_inf = bad.float()
+        # Fused Adam leaves weights and moments alone where found_inf is 1, and reads it on device.
+        self.optimizer.found_inf = bad.float()  # type: ignore[attr-defined]
         for group in self.optimizer.param_groups:
             group["lr"] = c.d_lr * lr_scale
         self.optimizer.step()
@@ -184,37 +187,40 @@ class Observer:
         self.steps += 1
 
     def _backward(self, o: _Observation, penalise: bool) -> dict[str, Tensor]:
-        """Adds the gradient of one microbatch's summed losses to D's parameters."""
-        c, n = self.config, len(o.t)
-        if c.fused or penalise:
-            real = o.real.requires_grad_(penalise)
+        """Adds the gradient of one microbatch's summed losses to D's parameters.
+
+        One pass of D over real and fake together, or one over each where R1 needs the gradient of
+        the real one. When fused, `observe` has already added the gradient of the fakes.
+        """
+        c, record = self.config, {"t": o.t, "emission": o.emission}
+        if penalise or c.fused:
+            real = o.real.detach().requires_grad_(penalise)
             real_logit = self._score(real, o.condition, full_precision=penalise)
             loss = real_loss(real_logit, c.adversarial).sum()
             if penalise:
                 r1 = r1_penalty(real_logit, real)
                 loss = loss + c.r1 * c.r1_every * r1.sum()
-            fake_logit = o.fake_logit
-            if not c.fused:
-                fake_logit = self._score(o.fake, o.condition)
-                loss = loss + fake_loss(fake_logit, c.adversarial).sum()
+                record["r1"] = r1.detach()
+            fake_logit = o.fake_logit if c.fused else self._score(o.fake, o.condition)
         else:
-            t, s, label = o.condition
-            twice = (t.repeat(2), s.repeat(2), None if label is None else torch.cat([label] * 2))
-            logits = self._score(torch.cat([o.real, o.fake]), twice, parts=2)
-            real_logit, fake_logit = logits[:n], logits[n:]
-            loss = (
-                real_loss(real_logit, c.adversarial) + fake_loss(fake_logit, c.adversarial)
-            ).sum()
+            real_logit, fake_logit = self._score_both(o)
+            loss = real_loss(real_logit, c.adversarial).sum()
+        if not c.fused:
+            loss = loss + fake_loss(fake_logit, c.adversarial).sum()
         loss.backward()
         real_logit, fake_logit = real_logit.detach(), fake_logit.detach()
-        record = {
-            "t": o.t,
-            "emission": o.emission,
+        return record | {
             "d_loss": real_loss(real_logit, c.adversarial) + fake_loss(fake_logit, c.adversarial),
             "d_real_acc": (real_logit > 0).float(),
             "d_fake_acc": (fake_logit < 0).float(),
         }
-        return record | ({"r1": r1.detach()} if penalise else {})
+
+    def _score_both(self, o: _Observation) -> tuple[Tensor, Tensor]:
+        """Logits of real and fake images, each [N], from one pass of D."""
+        t, s, label = o.condition
+        twice = (t.repeat(2), s.repeat(2), None if label is None else torch.cat([label] * 2))
+        real, fake = self._score(torch.cat([o.real, o.fake]), twice, parts=2).chunk(2)
+        return real, fake
 
     def stats(self) -> dict[str, float]:
         """Means since the last call, on this rank. Reading them is the only host sync."""
@@ -269,27 +275,56 @@ class Observer:
 
     # ---- helpers ------------------------------------------------------------------------------
 
-    def _score(self, x: Tensor, condition, parts: int = 1, full_precision: bool = False) -> Tensor:
+    def _score(
+        self, x: Tensor, condition: Condition, parts: int = 1, full_precision: bool = False
+    ) -> Tensor:
         t, s, label = condition
         low = self.config.d_precision == "bf16" and not full_precision
         with torch.autocast(self.device.type, torch.bfloat16, enabled=low):
             return self.D(x, t, s, label, parts=parts)
 
-    def _apart(self, eps_fn: EpsFn | None) -> EpsFn | None:
-        """eps_fn that leaves the random state as it found it, whatever dropout draws inside."""
+    def _replayed(self, eps_fn: EpsFn, rng: list[Tensor] | None) -> EpsFn:
+        """eps_fn under the random state `rng`; the global state stays as it was."""
         devices = [self.device] if self.device.type == "cuda" else []
 
-        def apart(x: Tensor, t: Tensor) -> Tensor:
+        def replayed(x: Tensor, t: Tensor) -> Tensor:
             with torch.random.fork_rng(devices=devices):
+                if rng is not None:
+                    set_torch_state(rng, self.device)
                 return eps_fn(x, t)
 
-        return eps_fn and apart
+        return replayed
 
     def _seeded(self) -> torch.Generator:
         """The generator for the next draw: a function of (seed, rank, step, microbatch) alone."""
-        key = f"{self.config.seed}/{_rank()}/{self.steps}/{len(self._pending)}".encode()
-        seed = int.from_bytes(hashlib.blake2b(key, digest_size=7).digest(), "little")
+        seed = seed_of(self.config.seed, distributed.rank(), self.steps, len(self._pending))
         return self._generator.manual_seed(seed)
+
+
+def training_loss(
+    eps_fn: EpsFn,
+    x_0: Tensor,
+    eps: Tensor,
+    t: Tensor,
+    schedule: Schedule,
+    observer: Observer | None = None,
+    label: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """L_transition + gamma L_emission, and L_transition alone, for a network that predicts eps.
+
+    Two scalars from one forward pass at x_t (Heun's projection takes one more):
+    L_transition = mean ||eps_theta(x_t, t) - eps||^2.
+    """
+    x_t = schedule.diffuse(x_0, eps, t)
+    rng = torch_state(x_t.device)
+    eps_t = eps_fn(x_t, t)
+    transition = (eps_t - eps).square().mean()
+    if observer is None:
+        return transition, transition.detach()
+    emission = observer.observe(
+        x_0=x_0, eps=eps, x_t=x_t, t=t, eps_t=eps_t, eps_fn=eps_fn, label=label, rng=rng
+    )
+    return transition + emission.mean(), transition.detach()
 
 
 class _WithGradient(torch.autograd.Function):
@@ -307,7 +342,7 @@ class _WithGradient(torch.autograd.Function):
 
 
 @contextlib.contextmanager
-def _frozen(module: torch.nn.Module):
+def _frozen(module: torch.nn.Module) -> Iterator[None]:
     """No gradients for the module's parameters, while they still flow to its input."""
     parameters = [p for p in module.parameters() if p.requires_grad]
     for p in parameters:
@@ -317,27 +352,3 @@ def _frozen(module: torch.nn.Module):
     finally:
         for p in parameters:
             p.requires_grad_(True)
-
-
-def _distributed() -> bool:
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-
-
-def _rank() -> int:
-    return dist.get_rank() if _distributed() else 0
-
-
-def _broadcast(p: Tensor) -> None:
-    if _distributed():
-        dist.broadcast(p.data, 0)
-
-
-def _average_over_ranks(gradients: list[Tensor]) -> None:
-    """Means over ranks, in place, with one collective call."""
-    if not _distributed():
-        return
-    flat = torch.cat([g.flatten() for g in gradients])
-    dist.all_reduce(flat)
-    flat /= dist.get_world_size()
-    parts = flat.split([g.numel() for g in gradients])
-    torch._foreach_copy_(gradients, [p.view_as(g) for p, g in zip(parts, gradients, strict=True)])

@@ -1,4 +1,4 @@
-"""Few-step samplers. Sampling with a model trained here is sampling, unchanged.
+"""Few-step samplers. OGDM changes training only; these are the standard samplers.
 
 A sampler is a short generator over the times T = t_N > ... > t_0 = 0 that yields x after each
 step; all take the step of `solvers.step` and differ in the eps that they feed it. Cost for N steps
@@ -10,24 +10,25 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal, overload
 
 import torch
 from torch import Generator, Tensor
 
-from .schedule import DiscreteVP, KarrasVE, Schedule
+from .schedule import Schedule
 from .solvers import EpsFn, project, step
 
-DISCRETISATIONS = ("linear", "quadratic", "karras")
+Steps = Iterator[Tensor]
 
 
-def euler(eps_fn: EpsFn, x: Tensor, times: Sequence[Tensor], schedule: Schedule):
+def euler(eps_fn: EpsFn, x: Tensor, times: Sequence[Tensor], schedule: Schedule) -> Steps:
     """Euler's method, which is DDIM: eps = e_t."""
     for t, u in zip(times[:-1], times[1:], strict=True):
         x = step(schedule, x, eps_fn(x, t), t, u)
         yield x
 
 
-def heun(eps_fn: EpsFn, x: Tensor, times: Sequence[Tensor], schedule: Schedule):
+def heun(eps_fn: EpsFn, x: Tensor, times: Sequence[Tensor], schedule: Schedule) -> Steps:
     """Heun's method: eps = (e_t + e_u) / 2; the last step, to the data, is Euler's."""
     for t, u in zip(times[:-1], times[1:], strict=True):
         solver = "euler" if bool(schedule.at_data(u).all()) else "heun"
@@ -35,7 +36,7 @@ def heun(eps_fn: EpsFn, x: Tensor, times: Sequence[Tensor], schedule: Schedule):
         yield x
 
 
-def s_pndm(eps_fn: EpsFn, x: Tensor, times: Sequence[Tensor], schedule: Schedule):
+def s_pndm(eps_fn: EpsFn, x: Tensor, times: Sequence[Tensor], schedule: Schedule) -> Steps:
     """S-PNDM: one Heun start, then eps = (3 e_t - e_prev) / 2."""
     previous = None
     for t, u in zip(times[:-1], times[1:], strict=True):
@@ -48,14 +49,14 @@ def s_pndm(eps_fn: EpsFn, x: Tensor, times: Sequence[Tensor], schedule: Schedule
         yield x
 
 
-def f_pndm(eps_fn: EpsFn, x: Tensor, times: Sequence[Tensor], schedule: Schedule):
+def f_pndm(eps_fn: EpsFn, x: Tensor, times: Sequence[Tensor], schedule: Schedule) -> Steps:
     """F-PNDM: three pseudo Runge-Kutta starts, then 4th-order Adams-Bashforth."""
     history: list[Tensor] = []
     for t, u in zip(times[:-1], times[1:], strict=True):
         e_t = eps_fn(x, t)
         history = [e_t, *history[:3]]
         if len(history) < 4:
-            mid = midpoint(schedule, t, u)
+            mid = schedule.midpoint(t, u)
             e_2 = eps_fn(step(schedule, x, e_t, t, mid), mid)
             e_3 = eps_fn(step(schedule, x, e_2, t, mid), mid)
             e_4 = eps_fn(step(schedule, x, e_3, t, u), u)
@@ -74,7 +75,7 @@ def stochastic(
     schedule: Schedule,
     eta: float = 1.0,
     generator: Generator | None = None,
-):
+) -> Steps:
     """Ancestral sampling: DDIM's eta, 0 is Euler and 1 is DDPM's posterior.
 
     In x / a coordinates, sigma_up^2 = eta^2 sigma_u^2 (sigma_t^2 - sigma_u^2) / sigma_t^2 of fresh
@@ -97,7 +98,7 @@ def stochastic(
 class Sampler:
     """A sampler and its cost: NFE = per_step * N + extra, for N >= least steps."""
 
-    run: Callable[..., Iterator[Tensor]]
+    run: Callable[..., Steps]
     per_step: int
     extra: int
     least: int
@@ -140,63 +141,16 @@ def steps_for_nfe(sampler: str, nfe: int) -> int:
     )
 
 
-def discretise(schedule: Schedule, steps: int, discretisation: str | None = None) -> list[float]:
-    """Times T = t_N > ... > t_1 > t_0 = 0 for N steps.
-
-    linear      t_i = T i / N
-    quadratic   t_i = T (i / N)^2
-    karras      sigma_i evenly spaced in sigma^(1/rho) down to the least noisy level, then 0
-
-    For KarrasVE (default: karras) t is sigma and T is sigma_max; on a grid (default: linear) times
-    are rounded to whole t, and never repeat.
-    """
-    discrete = isinstance(schedule, DiscreteVP)
-    discretisation = discretisation or ("linear" if discrete else "karras")
-    if discretisation not in DISCRETISATIONS:
-        raise ValueError(
-            f"unknown discretisation {discretisation!r}; use one of {', '.join(DISCRETISATIONS)}"
-        )
-    if steps < 1 or (discrete and steps > schedule.T):
-        raise ValueError(f"{steps} steps do not fit on a grid of T = {schedule.T}")
-    fraction = torch.arange(steps + 1, dtype=torch.float64) / steps
-    if discretisation == "linear":
-        times = schedule.T * fraction
-    elif discretisation == "quadratic":
-        times = schedule.T * fraction**2
-    else:
-        times = _karras_times(schedule, steps)
-    if not discrete:
-        return times.flip(0).tolist()
-    grid = times.round().long().tolist()
-    for i in range(1, steps + 1):
-        grid[i] = min(max(grid[i], grid[i - 1] + 1), schedule.T - (steps - i))
-    return grid[::-1]
-
-
-def _karras_times(schedule: Schedule, steps: int) -> Tensor:
-    """0, then N levels evenly spaced in sigma^(1/rho); on a grid, the t nearest in log sigma."""
-    if isinstance(schedule, DiscreteVP):
-        log_sigma = schedule.sigma(torch.arange(1, schedule.T + 1)).double().log()
-        ve = KarrasVE(float(log_sigma[0].exp()), float(log_sigma[-1].exp()))
-    else:
-        ve = schedule
-    tau = torch.linspace(0, 1, steps, dtype=torch.float64) if steps > 1 else torch.ones(1).double()
-    sigmas = ve.from_unit_time(tau)
-    if isinstance(schedule, DiscreteVP):
-        sigmas = (sigmas.log()[:, None] - log_sigma).abs().argmin(1).double() + 1
-    return torch.cat([torch.zeros(1, dtype=torch.float64), sigmas])
-
-
-def midpoint(schedule: Schedule, t: Tensor, u: Tensor) -> Tensor:
-    """The time halfway between t and u, on the grid if there is one."""
-    return (t + u) // 2 if isinstance(schedule, DiscreteVP) else (t + u) / 2
-
-
+@overload
+def sample(*args: Any, trajectory: Literal[False] = ..., **kwargs: Any) -> Tensor: ...
+@overload
+def sample(*args: Any, trajectory: Literal[True], **kwargs: Any) -> list[Tensor]: ...
 @torch.no_grad()
 def sample(
     eps_fn: EpsFn,
     x_T: Tensor,
     schedule: Schedule,
+    *,
     sampler: str = "euler",
     nfe: int = 10,
     discretisation: str | None = None,
@@ -212,13 +166,12 @@ def sample(
     x_T first.
     """
     steps = steps_for_nfe(sampler, nfe)
-    discrete = isinstance(schedule, DiscreteVP)
-    dtype = torch.int64 if discrete else torch.promote_types(x_T.dtype, torch.float32)
+    dtype = schedule.time_dtype(x_T.dtype)
     times = [
         torch.full((len(x_T),), t, dtype=dtype, device=x_T.device)
-        for t in discretise(schedule, steps, discretisation)
+        for t in schedule.times(steps, discretisation)
     ]
-    extra = {"eta": eta, "generator": generator} if sampler == "stochastic" else {}
+    extra: dict[str, Any] = {"eta": eta, "generator": generator} if sampler == "stochastic" else {}
     states = SAMPLERS[sampler].run(eps_fn, x_T, times, schedule, **extra)
     if progress:
         from rich.progress import track

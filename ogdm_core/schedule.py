@@ -1,19 +1,27 @@
 """Noise schedules: x_t = a_t x_0 + b_t eps, with sigma_t = b_t / a_t.
 
-Two kinds of time cover the paper's backbones:
-
-    DiscreteVP   t = 1..T on a grid, t = 0 is the data; a_t^2 + b_t^2 = 1      (ADM, LDM, diffusers)
-    KarrasVE     t is sigma itself, a = 1, b = sigma; "Karras time" orders it  (EDM)
+    DiscreteVP      t = 1..T on a grid, t = 0 is the data; a_t^2 + b_t^2 = 1  (ADM, LDM, diffusers)
+    KarrasVE        t is sigma itself; a = 1, b = sigma                       (EDM)
+    RectifiedFlow   t in [0, 1]; a_t = 1 - t, b_t = t                         (flow matching)
 
 A schedule answers in the shape of the time it is asked about. Times are tensors of shape [N].
 Levels come in the best precision there is, since solvers take differences of neighbouring ones;
 `expand` brings them to an image's shape and dtype.
+
+A new kind of time is a subclass here and nothing elsewhere: solvers, samplers and the observer use
+the methods of `Schedule` only.
 """
 
 from __future__ import annotations
 
+import math
+from abc import ABC, abstractmethod
+
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
+
+DISCRETISATIONS = ("linear", "quadratic", "karras")
+RHO = 7.0  # Karras et al.'s spacing of noise levels
 
 
 def expand(v: Tensor, x: Tensor) -> Tensor:
@@ -21,18 +29,27 @@ def expand(v: Tensor, x: Tensor) -> Tensor:
     return v.to(x.dtype).reshape(-1, *[1] * (x.ndim - 1))
 
 
-class Schedule:
-    """What the solvers, the lookahead and the discriminator need to know of a noise schedule."""
+class Schedule(ABC):
+    """What solvers, samplers and the observer need to know of a noise schedule.
 
+    T            the noisiest time
+    sigma_data   standard deviation of the data
+    spacing      the discretisation that `times` uses by default
+    """
+
+    T: float
     sigma_data: float
+    spacing: str = "linear"
 
+    # ---- levels -------------------------------------------------------------------------------
+
+    @abstractmethod
     def a(self, t: Tensor) -> Tensor:
         """Signal level a_t."""
-        raise NotImplementedError
 
+    @abstractmethod
     def b(self, t: Tensor) -> Tensor:
         """Noise level b_t."""
-        raise NotImplementedError
 
     def sigma(self, t: Tensor) -> Tensor:
         """Noise-to-signal ratio sigma_t = b_t / a_t."""
@@ -47,12 +64,101 @@ class Schedule:
         scale = (self.a(t) ** 2 * self.sigma_data**2 + self.b(t) ** 2).sqrt()
         return x_t / expand(scale, x_t)
 
+    def prior(self, noise: Tensor) -> Tensor:
+        """x_T from standard normal noise."""
+        return noise
+
+    # ---- the lookahead s, and u = t - s -------------------------------------------------------
+
+    @abstractmethod
+    def longest_lookahead(self, k: float) -> float:
+        """The longest s: a fraction k of the range. Raises if k is too small to look ahead."""
+
+    @abstractmethod
+    def sample_lookahead(self, t: Tensor, k: float, generator: Generator | None = None) -> Tensor:
+        """s [N] ~ U(1, min(t, floor(k T))) or its like in this kind of time, on t's device."""
+
+    @abstractmethod
+    def lookahead(self, t: Tensor, s: Tensor) -> Tensor:
+        """u = t - s."""
+
+    @abstractmethod
+    def unit_time(self, t: Tensor) -> Tensor:
+        """t as a number in [0, 1] that D is given."""
+
+    @abstractmethod
+    def unit_lookahead(self, s: Tensor) -> Tensor:
+        """s as a number in [0, 1] that D is given."""
+
+    # ---- the times of a sampler ---------------------------------------------------------------
+
+    @abstractmethod
+    def noisy(self, u: Tensor) -> Tensor:
+        """u, or the least noisy time that a network knows where u is the data."""
+
+    def at_data(self, u: Tensor) -> Tensor:
+        """True where u is the noiseless end, at which a network is never asked."""
+        return u == 0
+
+    @abstractmethod
+    def midpoint(self, t: Tensor, u: Tensor) -> Tensor:
+        """The time halfway between t and u."""
+
+    @abstractmethod
+    def time_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """The dtype of times for images of the given dtype."""
+
+    @abstractmethod
+    def karras_times(self, steps: int) -> Tensor:
+        """0, then N times whose noise levels are evenly spaced in sigma^(1/rho); float64."""
+
+    def times(self, steps: int, discretisation: str | None = None) -> list[float]:
+        """Times T = t_N > ... > t_1 > t_0 = 0 for N steps.
+
+        linear      t_i = T i / N
+        quadratic   t_i = T (i / N)^2
+        karras      sigma_i evenly spaced in sigma^(1/rho) down to the least noisy level, then 0
+        """
+        discretisation = discretisation or self.spacing
+        if discretisation not in DISCRETISATIONS:
+            raise ValueError(
+                f"unknown discretisation {discretisation!r}; use one of "
+                f"{', '.join(DISCRETISATIONS)}"
+            )
+        if steps < 1:
+            raise ValueError(f"a sampler needs at least 1 step, got {steps}")
+        fraction = torch.arange(steps + 1, dtype=torch.float64) / steps
+        if discretisation == "karras":
+            times = self.karras_times(steps)
+        else:
+            times = self.T * (fraction if discretisation == "linear" else fraction**2)
+        return times.flip(0).tolist()
+
+
+def karras_levels(low: float, high: float, tau: Tensor, rho: float = RHO) -> Tensor:
+    """sigma(tau) = (low^(1/rho) + tau (high^(1/rho) - low^(1/rho)))^rho, for tau in [0, 1]."""
+    first, last = low ** (1 / rho), high ** (1 / rho)
+    return (first + tau * (last - first)) ** rho
+
+
+def _unit_interval(steps: int) -> Tensor:
+    """N points from 0 to 1; the one point of N = 1 is the noisiest."""
+    if steps == 1:
+        return torch.ones(1, dtype=torch.float64)
+    return torch.linspace(0, 1, steps, dtype=torch.float64)
+
+
+def _from_zero(times: Tensor) -> Tensor:
+    return torch.cat([torch.zeros(1, dtype=torch.float64), times])
+
 
 class DiscreteVP(Schedule):
     """Variance-preserving grid: a_t = sqrt(abar_t), b_t = sqrt(1 - abar_t), abar_0 = 1.
 
     Networks that count from 0 are asked at index t - 1.
     """
+
+    T: int
 
     def __init__(self, alphas_cumprod, sigma_data: float = 0.5):
         abar = torch.as_tensor(alphas_cumprod, dtype=torch.float64).flatten().cpu()
@@ -62,7 +168,8 @@ class DiscreteVP(Schedule):
             raise ValueError("alphas_cumprod must decrease with t")
         self.T = abar.numel()
         self.sigma_data = sigma_data
-        self._abar = torch.cat([torch.ones(1, dtype=torch.float64), abar])
+        self._abar = _from_zero(abar)
+        self._abar[0] = 1
         self._tables: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
     @classmethod
@@ -75,16 +182,15 @@ class DiscreteVP(Schedule):
     def linear(cls, T: int = 1000, sigma_data: float = 0.5) -> DiscreteVP:
         """DDPM's linear betas, 1e-4 to 0.02 at T = 1000, rescaled for other T."""
         scale = 1000 / T
-        return cls.from_betas(
-            torch.linspace(scale * 1e-4, scale * 0.02, T, dtype=torch.float64), sigma_data
-        )
+        betas = torch.linspace(scale * 1e-4, scale * 0.02, T, dtype=torch.float64)
+        return cls.from_betas(betas, sigma_data)
 
     def _lookup(self, t: Tensor) -> tuple[Tensor, Tensor]:
         """sqrt(abar) and sqrt(1 - abar) on t's device, in float64 wherever the device has it."""
         if t.device not in self._tables:
             dtype = torch.float32 if t.device.type == "mps" else torch.float64
-            levels = (self._abar.sqrt(), (1 - self._abar).sqrt())
-            self._tables[t.device] = tuple(level.to(dtype).to(t.device) for level in levels)
+            a, b = self._abar.sqrt().to(dtype), (1 - self._abar).sqrt().to(dtype)
+            self._tables[t.device] = a.to(t.device), b.to(t.device)
         return self._tables[t.device]
 
     def a(self, t: Tensor) -> Tensor:
@@ -92,6 +198,25 @@ class DiscreteVP(Schedule):
 
     def b(self, t: Tensor) -> Tensor:
         return self._lookup(t)[1][t]
+
+    def longest_lookahead(self, k: float) -> int:
+        """floor(k T) steps of the grid."""
+        longest = math.floor(k * self.T + 1e-9)
+        if longest < 1:
+            raise ValueError(
+                f"k = {k:g} looks ahead floor(k T) = 0 steps of T = {self.T}; "
+                f"the smallest k that works is {1 / self.T}"
+            )
+        return longest
+
+    def sample_lookahead(self, t: Tensor, k: float, generator: Generator | None = None) -> Tensor:
+        """int64, uniform on {1, ..., min(t, floor(k T))}."""
+        unit = torch.rand(t.shape, generator=generator, device=t.device)
+        most = t.clamp(max=self.longest_lookahead(k))
+        return torch.minimum(1 + (unit * most).long(), most)
+
+    def lookahead(self, t: Tensor, s: Tensor) -> Tensor:
+        return t - s
 
     def unit_time(self, t: Tensor) -> Tensor:
         """t / T in [0, 1]."""
@@ -101,24 +226,68 @@ class DiscreteVP(Schedule):
         """s / T in [0, 1]."""
         return s.float() / self.T
 
-    def lookahead(self, t: Tensor, s: Tensor) -> Tensor:
-        """u = t - s."""
-        return t - s
-
-    def at_data(self, u: Tensor) -> Tensor:
-        """True where u is the noiseless end, at which a network is never asked."""
-        return u == 0
-
     def noisy(self, u: Tensor) -> Tensor:
-        """u, or the least noisy time that a network knows where u is the data."""
         return u.clamp(min=1)
 
-    def prior(self, noise: Tensor) -> Tensor:
-        """x_T from standard normal noise."""
-        return noise
+    def midpoint(self, t: Tensor, u: Tensor) -> Tensor:
+        """On the grid, rounded down."""
+        return (t + u) // 2
+
+    def time_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        return torch.int64
+
+    def karras_times(self, steps: int) -> Tensor:
+        """On the grid: the t nearest in log sigma."""
+        log_sigma = self.sigma(torch.arange(1, self.T + 1)).double().log()
+        low, high = float(log_sigma[0].exp()), float(log_sigma[-1].exp())
+        levels = karras_levels(low, high, _unit_interval(steps)).log()
+        return _from_zero((levels[:, None] - log_sigma).abs().argmin(1).double() + 1)
+
+    def times(self, steps: int, discretisation: str | None = None) -> list[float]:
+        """As everywhere, rounded to whole t; times never repeat."""
+        if steps > self.T:
+            raise ValueError(f"{steps} steps do not fit on a grid of T = {self.T}")
+        times = super().times(steps, discretisation)[::-1]
+        grid = torch.tensor(times, dtype=torch.float64).round().long().tolist()
+        for i in range(1, steps + 1):
+            grid[i] = min(max(grid[i], grid[i - 1] + 1), self.T - (steps - i))
+        return grid[::-1]
 
 
-class KarrasVE(Schedule):
+class Continuous(Schedule):
+    """What schedules of a continuous time share: s is a float, a distance in unit time."""
+
+    def longest_lookahead(self, k: float) -> float:
+        """k, a fraction of unit time."""
+        if k <= 0:
+            raise ValueError(f"k = {k:g} does not look ahead; any k in (0, 1] works")
+        return k
+
+    def sample_lookahead(self, t: Tensor, k: float, generator: Generator | None = None) -> Tensor:
+        """Uniform on (0, min(unit_time(t), k)]."""
+        unit = torch.rand(t.shape, generator=generator, device=t.device)
+        return (1 - unit) * self.unit_time(t).clamp(max=self.longest_lookahead(k))
+
+    @abstractmethod
+    def from_unit_time(self, tau: Tensor) -> Tensor:
+        """The time t whose unit time is tau."""
+
+    def unit_lookahead(self, s: Tensor) -> Tensor:
+        return s
+
+    def lookahead(self, t: Tensor, s: Tensor) -> Tensor:
+        """u = t - s in unit time, never noisier than t."""
+        return torch.minimum(self.from_unit_time((self.unit_time(t) - s).clamp(min=0)), t)
+
+    def midpoint(self, t: Tensor, u: Tensor) -> Tensor:
+        return (t + u) / 2
+
+    def time_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """At least single precision."""
+        return torch.promote_types(dtype, torch.float32)
+
+
+class KarrasVE(Continuous):
     """Variance-exploding schedule: a = 1, b = sigma. Time t *is* sigma, a float tensor.
 
     Karras time tau in [0, 1] orders the noise levels between sigma_min (0) and sigma_max (1):
@@ -129,11 +298,13 @@ class KarrasVE(Schedule):
     every formula; only their tau is clamped.
     """
 
+    spacing = "karras"
+
     def __init__(
         self,
         sigma_min: float = 0.002,
         sigma_max: float = 80.0,
-        rho: float = 7.0,
+        rho: float = RHO,
         sigma_data: float = 0.5,
     ):
         if not 0 < sigma_min < sigma_max < float("inf"):
@@ -151,28 +322,60 @@ class KarrasVE(Schedule):
     def b(self, t: Tensor) -> Tensor:
         return t
 
+    def prior(self, noise: Tensor) -> Tensor:
+        """x_T = sigma_max * noise."""
+        return noise * self.sigma_max
+
     def unit_time(self, t: Tensor) -> Tensor:
         """Karras time tau in [0, 1]."""
         tau = (t ** (1 / self.rho) - self._low) / (self._high - self._low)
         return tau.clamp(0, 1)
 
-    def unit_lookahead(self, s: Tensor) -> Tensor:
-        return s
-
     def from_unit_time(self, tau: Tensor) -> Tensor:
         """sigma(tau)."""
-        return (self._low + tau * (self._high - self._low)) ** self.rho
-
-    def lookahead(self, t: Tensor, s: Tensor) -> Tensor:
-        """u = sigma(tau(t) - s), never noisier than t."""
-        return torch.minimum(self.from_unit_time((self.unit_time(t) - s).clamp(min=0)), t)
-
-    def at_data(self, u: Tensor) -> Tensor:
-        return u == 0
+        return karras_levels(self.sigma_min, self.sigma_max, tau, self.rho)
 
     def noisy(self, u: Tensor) -> Tensor:
         return torch.where(u == 0, torch.full_like(u, self.sigma_min), u)
 
-    def prior(self, noise: Tensor) -> Tensor:
-        """x_T = sigma_max * noise."""
-        return noise * self.sigma_max
+    def karras_times(self, steps: int) -> Tensor:
+        return _from_zero(self.from_unit_time(_unit_interval(steps)))
+
+
+class RectifiedFlow(Continuous):
+    """Straight paths: a_t = 1 - t, b_t = t, for t in [0, 1].
+
+    At t = 1 no signal is left and eps says nothing of x_0. There a is held at `least`, so that
+    sigma and every solver step stay finite. A network that predicts the velocity v = eps - x_0
+    has eps = (x_t + a_t v) / (a_t + b_t).
+    """
+
+    T = 1.0
+
+    def __init__(self, sigma_data: float = 0.5, least: float = 1e-3):
+        if not 0 < least < 1:
+            raise ValueError(f"need 0 < least < 1, got {least}")
+        self.sigma_data, self.least = sigma_data, least
+
+    def a(self, t: Tensor) -> Tensor:
+        return (1 - t).clamp(min=self.least)
+
+    def b(self, t: Tensor) -> Tensor:
+        return t
+
+    def unit_time(self, t: Tensor) -> Tensor:
+        return t
+
+    def from_unit_time(self, tau: Tensor) -> Tensor:
+        return tau
+
+    def noisy(self, u: Tensor) -> Tensor:
+        return u.clamp(min=self.least)
+
+    def karras_times(self, steps: int) -> Tensor:
+        """t = sigma / (1 + sigma), between the noise levels of t = least and t = 1 - least."""
+        high = (1 - self.least) / self.least
+        sigma = karras_levels(1 / high, high, _unit_interval(steps))
+        times = _from_zero(sigma / (1 + sigma))
+        times[-1] = self.T
+        return times

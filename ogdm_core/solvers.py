@@ -45,7 +45,7 @@ def project(
     if projection == "euler":
         return x_u
     if projection != "heun":
-        raise ValueError(f"--ogdm-projection: {projection!r} is not allowed; use euler or heun")
+        raise ValueError(f"unknown projection {projection!r}; use euler or heun")
     if eps_fn is None:
         raise ValueError("Heun's projection needs eps_fn, the denoiser as a function of (x, t)")
     eps_u = eps_fn(x_u, schedule.noisy(u))

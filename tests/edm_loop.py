@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from ogdm_core import observer
+from ogdm_core import KarrasVE
 from ogdm_core.compat import edm as compat
 from ogdm_core.schedule import Schedule
 
@@ -68,12 +68,12 @@ def run(case: dict, training_loop, misc) -> None:
     kinds = {"edm": "EDM", "vp": "VP", "ve": "VE"}
     kind = kinds[case.get("precond", "edm")]
     loss = {"class_name": f"training.loss.{kind}Loss"}
-    restore = (misc.InfiniteSampler, observer.sample_lookahead)
+    restore = (misc.InfiniteSampler, KarrasVE.sample_lookahead)
     ddp = torch.nn.parallel.DistributedDataParallel
     if case.get("same_noise"):
         loss = {"class_name": "edm_loop.SameNoise"}
         misc.InfiniteSampler = lambda **kwargs: InTurn(batch=batch, **kwargs)
-        observer.sample_lookahead = halfway
+        KarrasVE.sample_lookahead = halfway
     if case.get("bare"):
         torch.nn.parallel.DistributedDataParallel = Bare
     network = {
@@ -98,7 +98,7 @@ def run(case: dict, training_loop, misc) -> None:
         total_kimg=(steps * batch - 0.5) / 1000, lr_rampup_kimg=0, kimg_per_tick=0,
         snapshot_ticks=None, state_dump_ticks=10**9, device=compat.CPU, ogdm=case.get("ogdm"),
     )  # fmt: skip
-    misc.InfiniteSampler, observer.sample_lookahead = restore
+    misc.InfiniteSampler, KarrasVE.sample_lookahead = restore
     torch.nn.parallel.DistributedDataParallel = ddp
 
 

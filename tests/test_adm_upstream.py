@@ -55,7 +55,7 @@ def parallel(job: dict) -> None:
     from guided_diffusion import dist_util, logger
     from torch.nn.parallel import DistributedDataParallel
 
-    import ogdm_core.observer
+    import ogdm_core
 
     script = runpy.run_path("scripts/image_train.py", run_name="upstream")
     dist_util.setup_dist()
@@ -79,7 +79,7 @@ def parallel(job: dict) -> None:
             sample=lambda n, device, g=given: (g["t"].pop(0)[:n], torch.ones(n))
         )
         torch.randn_like = lambda x, g=given: g["noise"].pop(0)
-        ogdm_core.observer.sample_lookahead = lambda *args, g=given: g["s"].pop(0)
+        ogdm_core.DiscreteVP.sample_lookahead = lambda *args, g=given: g["s"].pop(0)
         loop = script["TrainLoop"](
             model=model, diffusion=diffusion, data=iter([]), batch_size=8 // world,
             microbatch=args.microbatch, lr=1e-3, ema_rate="0.5", log_interval=1, save_interval=1,

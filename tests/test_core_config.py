@@ -4,7 +4,7 @@ from dataclasses import FrozenInstanceError, fields
 
 import pytest
 
-from ogdm_core import OGDMConfig
+from ogdm_core import OGDMConfig, flags
 
 NAMES = [f.name for f in fields(OGDMConfig)]
 DEFAULT = OGDMConfig()
@@ -61,7 +61,7 @@ def flag(name):
 @pytest.fixture
 def parser():
     parser = argparse.ArgumentParser()
-    OGDMConfig.add_arguments(parser)
+    flags.add_arguments(parser)
     return parser
 
 
@@ -71,7 +71,7 @@ def click_main():
     seen = []
 
     @click.command()
-    @OGDMConfig.click_options
+    @flags.click_options
     def main(**kwargs):
         seen.append(kwargs)
 
@@ -104,8 +104,8 @@ def test_defaults_are_the_papers():
 
 
 @pytest.mark.parametrize(("name", "value", "allowed"), BAD)
-def test_bad_values_name_the_flag_the_value_and_the_range(name, value, allowed):
-    with pytest.raises(ValueError, match=f"{flag(name)}: .*is not allowed.*{allowed}") as error:
+def test_bad_values_name_the_setting_the_value_and_the_range(name, value, allowed):
+    with pytest.raises(ValueError, match=f"setting {name}: .*is not allowed.*{allowed}") as error:
         OGDMConfig(**{name: value})
     assert repr(value) in str(error.value)
 
@@ -132,18 +132,18 @@ def test_to_dict_survives_json_and_comes_back():
 
 
 def test_argparse_off_by_default_and_defaults_are_the_dataclass(parser):
-    assert OGDMConfig.from_args(parser.parse_args([])) is None
-    assert OGDMConfig.from_args(parser.parse_args(["--ogdm"])) == DEFAULT
+    assert flags.from_args(parser.parse_args([])) is None
+    assert flags.from_args(parser.parse_args(["--ogdm"])) == DEFAULT
 
 
 @pytest.mark.parametrize("argv", [["--ogdm"], ["--ogdm", "True"], ["--ogdm=1"], ["--ogdm", "on"]])
 def test_argparse_switch_on(parser, argv):
-    assert OGDMConfig.from_args(parser.parse_args(argv)) == DEFAULT
+    assert flags.from_args(parser.parse_args(argv)) == DEFAULT
 
 
 @pytest.mark.parametrize("argv", [["--ogdm", "False"], ["--ogdm=0"], ["--ogdm", "no"]])
 def test_argparse_switch_off(parser, argv):
-    assert OGDMConfig.from_args(parser.parse_args([*argv, "--ogdm-k", "0.3"])) is None
+    assert flags.from_args(parser.parse_args([*argv, "--ogdm-k", "0.3"])) is None
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -151,12 +151,12 @@ def test_argparse_switch_off(parser, argv):
 def test_argparse_takes_every_setting(parser, name, spelling):
     text, value = OTHER[name]
     given = flag(name) if spelling == "dashes" else f"--ogdm_{name}"
-    config = OGDMConfig.from_args(parser.parse_args(["--ogdm", given, text]))
+    config = flags.from_args(parser.parse_args(["--ogdm", given, text]))
     assert config == OGDMConfig(**{name: value}) != DEFAULT
 
 
 def test_argparse_switch_needs_no_value(parser):
-    assert OGDMConfig.from_args(parser.parse_args(["--ogdm", "--ogdm-fused"])).fused
+    assert flags.from_args(parser.parse_args(["--ogdm", "--ogdm-fused"])).fused
 
 
 @pytest.mark.parametrize(("name", "value", "allowed"), [b for b in BAD if b[1] is not True])
@@ -177,61 +177,35 @@ def test_argparse_explains_a_bad_switch(parser, capsys):
 
 
 def test_parsed_flags_may_be_a_dict_with_other_flags_in_it():
-    assert OGDMConfig.from_args({"ogdm": True, "ogdm_k": 0.3, "lr": 1}) == OGDMConfig(k=0.3)
-    assert OGDMConfig.from_args({"ogdm": False, "ogdm_k": 0.3}) is None
-    assert OGDMConfig.from_args({}) is None
+    assert flags.from_args({"ogdm": True, "ogdm_k": 0.3, "lr": 1}) == OGDMConfig(k=0.3)
+    assert flags.from_args({"ogdm": False, "ogdm_k": 0.3}) is None
+    assert flags.from_args({}) is None
 
 
-# ---------------------------------------------------------------- a dict of defaults (ADM's style)
-
-
-def parse_from_dict(defaults, argv):
-    """Flags as trainers make them that know only names and default values."""
-
-    def to_bool(text):
-        return {"true": True, "false": False}[text.lower()]
-
-    parser = argparse.ArgumentParser()
-    for name, default in defaults.items():
-        kind = to_bool if isinstance(default, bool) else type(default)
-        parser.add_argument(f"--{name}", default=default, type=kind)
-    return parser.parse_args(argv)
-
-
-def test_dict_style_off_by_default_and_defaults_are_the_dataclass():
-    defaults = OGDMConfig.argparse_defaults()
-    assert defaults["ogdm"] is False and defaults["ogdm_k"] == 0.2
-    assert list(defaults) == ["ogdm", *(f"ogdm_{name}" for name in NAMES)]
-    assert all(type(value) in (bool, int, float, str) for value in defaults.values())
-    assert OGDMConfig.from_args(parse_from_dict(defaults, [])) is None
-    assert OGDMConfig.from_args(parse_from_dict(defaults, ["--ogdm", "True"])) == DEFAULT
+# ---------------------------------------------------------------- back to a command line
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_dict_style_takes_every_setting(name):
-    text, value = OTHER[name]
-    argv = ["--ogdm", "True", f"--ogdm_{name}", text]
-    config = OGDMConfig.from_args(parse_from_dict(OGDMConfig.argparse_defaults(), argv))
-    assert config == OGDMConfig(**{name: value})
-
-
-def test_dict_style_refuses_bad_values_when_the_config_is_made():
-    argv = ["--ogdm", "True", "--ogdm_k", "1.5"]
-    with pytest.raises(ValueError, match=r"--ogdm-k: 1.5 is not allowed.*\[0, 1\]"):
-        OGDMConfig.from_args(parse_from_dict(OGDMConfig.argparse_defaults(), argv))
+def test_flags_written_out_are_read_back(parser, name):
+    config = OGDMConfig(**{name: OTHER[name][1]})
+    for only_changed, count in ((False, len(NAMES)), (True, 1)):
+        written = flags.to_flags(config, only_changed)
+        assert len(written) == 1 + count and written["ogdm"] == "True"
+        argv = [word for item in written.items() for word in (f"--{item[0]}", item[1])]
+        assert flags.from_args(parser.parse_args(argv)) == config
 
 
 # ---------------------------------------------------------------- click (EDM's style)
 
 
 def test_click_off_by_default_and_defaults_are_the_dataclass(run_click):
-    assert OGDMConfig.from_args(run_click()) is None
-    assert OGDMConfig.from_args(run_click("--ogdm")) == DEFAULT
+    assert flags.from_args(run_click()) is None
+    assert flags.from_args(run_click("--ogdm")) == DEFAULT
 
 
 @pytest.mark.parametrize(("text", "on"), [("True", True), ("1", True), ("0", False)])
 def test_click_switch_takes_a_value_too(run_click, text, on):
-    assert (OGDMConfig.from_args(run_click(f"--ogdm={text}")) is not None) == on
+    assert (flags.from_args(run_click(f"--ogdm={text}")) is not None) == on
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -239,13 +213,11 @@ def test_click_switch_takes_a_value_too(run_click, text, on):
 def test_click_takes_every_setting(run_click, name, spelling):
     text, value = OTHER[name]
     given = flag(name) if spelling == "dashes" else f"--ogdm_{name}"
-    assert OGDMConfig.from_args(run_click("--ogdm", f"{given}={text}")) == OGDMConfig(
-        **{name: value}
-    )
+    assert flags.from_args(run_click("--ogdm", f"{given}={text}")) == OGDMConfig(**{name: value})
 
 
 def test_click_switch_before_another_flag_swallows_nothing(run_click):
-    config = OGDMConfig.from_args(run_click("--ogdm", "--ogdm-fused", "--ogdm-k", "0.3"))
+    config = flags.from_args(run_click("--ogdm", "--ogdm-fused", "--ogdm-k", "0.3"))
     assert config == OGDMConfig(fused=True, k=0.3)
 
 
@@ -263,15 +235,14 @@ def test_click_refuses_bad_values_at_once(run_click, name, value, allowed):
 def test_names_help_and_defaults_are_the_same_everywhere(parser, click_main):
     actions = {a.dest: a for a in parser._actions if a.dest.startswith("ogdm")}
     options = {o.name: o for o in click_main.params}
-    defaults = OGDMConfig.argparse_defaults()
-    assert list(actions) == list(options) == list(defaults)
-    for dest, default in defaults.items():
-        assert actions[dest].default == options[dest].default == default
+    assert list(actions) == list(options) == ["ogdm", *(f"ogdm_{name}" for name in NAMES)]
+    for dest in actions:
+        assert actions[dest].default == options[dest].default
         assert actions[dest].help == options[dest].help
         assert actions[dest].metavar == options[dest].metavar
         assert set(actions[dest].option_strings) == set(options[dest].opts)
         if dest != "ogdm":
-            assert f"(default: {default})" in actions[dest].help
+            assert f"(default: {actions[dest].default})" in actions[dest].help
 
 
 def test_help_lists_every_flag(parser, click_main):
@@ -305,5 +276,5 @@ def test_unknown_settings_are_refused_with_the_known_ones():
 
 
 def test_bad_values_in_a_mapping_are_refused_too():
-    with pytest.raises(ValueError, match=r"--ogdm-k: 2 is not allowed.*\[0, 1\]"):
+    with pytest.raises(ValueError, match=r"setting k: 2 is not allowed.*\[0, 1\]"):
         OGDMConfig.from_mapping({"k": 2})

@@ -18,7 +18,7 @@ def train(settings, rank=None):
         if rank is not None:  # halves of 8 hold whole groups of 4, as the batch of 16 does
             batch, s = halves(batch)[rank], s.chunk(2)[rank]
         observe(observer, batch, net, s=s)
-        observer.step()
+        observer.step(1.0)
     return observer
 
 
@@ -30,7 +30,7 @@ def skip(rank):
         batch["x_0"][0] = float("nan")
     before = weights(observer.D)
     observe(observer, batch, net, s=s)
-    observer.step()
+    observer.step(1.0)
     return before, weights(observer.D), observer.stats()["skipped"]
 
 

@@ -98,5 +98,5 @@ def test_an_observer_trains_with_it(fused):
     before = [p.clone() for p in observer.D.parameters()]
     batch, s = make_batch(observer.schedule)
     observe(observer, batch, net, s=s).mean().backward()
-    observer.step()
+    observer.step(1.0)
     assert all(bool((p != q).any()) for p, q in zip(observer.D.parameters(), before, strict=True))

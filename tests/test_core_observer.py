@@ -17,8 +17,9 @@ from core_toys import (
     weights,
 )
 
-from ogdm_core import DiscreteVP, Observer, OGDMConfig, step
+from ogdm_core import DiscreteVP, Observer, OGDMConfig, RectifiedFlow, step, training_loss
 from ogdm_core.losses import emission_loss, fake_loss, r1_penalty, real_loss
+from ogdm_core.random import torch_state
 
 FORMS = ["nonsaturating", "hinge"]
 
@@ -47,7 +48,7 @@ def run(observer, net, steps, start=0, **kwargs):
     for i in range(start, start + steps):
         batch, _ = make_batch(observer.schedule, seed=i)
         terms.append(observe(observer, batch, net, **kwargs).detach())
-        observer.step()
+        observer.step(1.0)
     return torch.stack(terms)
 
 
@@ -100,7 +101,7 @@ def test_the_gradient_of_d_from_first_principles(kind, penalised, adversarial):
     batch, s = make_batch(schedule)
     heard = listen(observer)
     observe(observer, batch, net, s=s)
-    observer.step()
+    observer.step(1.0)
 
     u = schedule.lookahead(batch["t"], s)
     real = schedule.whiten(schedule.diffuse(batch["x_0"], batch["eps"], u), u).requires_grad_()
@@ -130,7 +131,7 @@ def test_gamma_scales_the_emission_term_and_nothing_of_d():
         observer, net = make_observer(gamma=gamma), TinyNet()
         batch, s = make_batch(observer.schedule)
         term = observe(observer, batch, net, s=s).detach()
-        observer.step()
+        observer.step(1.0)
         steps.append((term, weights(observer.D)))
     assert not bool(steps[0][0].any())
     torch.testing.assert_close(steps[2][0], 2 * steps[1][0])
@@ -143,7 +144,7 @@ def test_the_two_players_want_opposite_things():
     for i in range(60):
         batch, s = make_batch(observer.schedule, n=16, seed=i)
         observer.observe(**batch, eps_t=torch.zeros_like(batch["eps"]), s=s)
-        observer.step()
+        observer.step(1.0)
         if i == 40:
             observer.stats()
     stats = observer.stats()
@@ -174,7 +175,7 @@ def test_evaluations_of_the_denoiser_are_counted(kind, projection, extra, fused)
         term = observe(observer, batch, net)
         assert net.calls == 1 + extra
         term.mean().backward()
-        observer.step()
+        observer.step(1.0)
         assert net.calls == 1 + extra
     assert all(bool((t > 0).all()) for t in net.times)
 
@@ -204,7 +205,7 @@ def test_ds_step_leaves_the_denoiser_alone(projection, fused):
     observe(observer, batch, net).mean().backward()
     gradient, value = net.weight.grad.clone(), net.weight.detach().clone()
     phi = weights(observer.D)
-    observer.step()
+    observer.step(1.0)
     assert torch.equal(net.weight.grad, gradient) and torch.equal(net.weight.detach(), value)
     assert any(not torch.equal(a, b) for a, b in zip(phi, weights(observer.D), strict=True))
     assert gradients(observer.D) == [None] * len(phi)
@@ -239,7 +240,7 @@ def test_lazy_r1_has_the_expected_gradient_of_r1_at_every_step(fused):
         heard = listen(observer)
         for _ in range(4):
             observe(observer, batch, net, s=s)
-            observer.step(lr_scale=0.0)
+            observer.step(0.0)
         means.append([sum(parts) / 4 for parts in zip(*heard, strict=True)])
         if every == 4:
             assert not all(map(torch.allclose, heard[0], heard[1]))
@@ -272,7 +273,7 @@ def test_fused_gradients_are_those_of_the_two_passes(projection, adversarial, pr
         batch, s = make_batch(observer.schedule, n=16)
         term = observe(observer, batch, net, s=s)
         (1.7 * term).sum().backward()
-        observer.step()
+        observer.step(1.0)
         emission = observer.per_sample["emission"]
         results.append((term.detach(), net.weight.grad, heard[0], observer.stats(), emission))
     (term, theta, phi, stats, emission), (term_1, theta_1, phi_1, stats_1, _) = results
@@ -314,7 +315,7 @@ def test_two_halves_and_one_step_are_one_whole(kind, fused):
             parts = zip(halves(batch), s.chunk(2), strict=True) if split else [(batch, s)]
             for part, part_s in parts:
                 (observe(observer, part, net, s=part_s).sum() / 16).backward()
-            observer.step(lr_scale=0.0)
+            observer.step(0.0)
         per_sample = {k: v for k, v in observer.per_sample.items() if k != "t"}
         results.append((heard, net.weight.grad, per_sample, observer.stats()))
     whole, split = results
@@ -334,7 +335,7 @@ def test_microbatches_of_unequal_size_count_by_samples():
         for part in (slice(0, cut), slice(cut, 16)):
             if len(batch["t"][part]):
                 observe(observer, {k: v[part] for k, v in batch.items()}, net, s=s[part])
-        observer.step()
+        observer.step(1.0)
         heard.append(grads[0])
     assert_close(*heard, rtol=1e-4, atol=1e-6)
 
@@ -342,10 +343,10 @@ def test_microbatches_of_unequal_size_count_by_samples():
 def test_a_step_needs_an_observation_and_forgets_it():
     observer, net = make_observer(), TinyNet()
     with pytest.raises(RuntimeError, match=r"step\(\) needs at least one observe\(\)"):
-        observer.step()
+        observer.step(1.0)
     run(observer, net, 1)
     with pytest.raises(RuntimeError, match="needs at least one observe"):
-        observer.step()
+        observer.step(1.0)
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -372,7 +373,7 @@ def test_a_frozen_denoiser_still_trains_d(fused):
     batch, _ = make_batch(observer.schedule)
     term = observe(observer, batch, net)
     assert not term.requires_grad
-    observer.step()
+    observer.step(1.0)
     assert any(not torch.equal(a, b) for a, b in zip(before, weights(observer.D), strict=True))
     twin = make_observer(fused=fused)
     run(twin, TinyNet(), 1)
@@ -393,7 +394,7 @@ def test_the_global_random_states_are_never_touched(projection, fused, monkeypat
     net = TinyNet()
     for batch in batches:
         observe(observer, batch, net).sum().backward()
-        observer.step()
+        observer.step(1.0)
     observer.stats()
     observer.load_state_dict(copy.deepcopy(observer.state_dict()))
     assert torch.equal(torch.get_rng_state(), states[0])
@@ -427,7 +428,7 @@ def test_draws_differ_by_seed_step_and_microbatch_and_by_nothing_else():
         observer = make_observer(seed=seed)
         for _ in range(2):
             draws += [drawn(observer, net), drawn(observer, net)]
-            observer.step()
+            observer.step(1.0)
     again = make_observer(seed=0)
     assert torch.equal(drawn(again, net), draws[0]) and torch.equal(drawn(again, net), draws[1])
     for i, a in enumerate(draws):
@@ -496,7 +497,7 @@ def test_a_loaded_observer_shares_nothing_with_its_origin():
     kept, skipped = weights(first.D), float(first.skipped)
     batch, _ = make_batch(second.schedule)
     observe(second, batch | {"eps": batch["eps"] * float("nan")}, net)
-    second.step()
+    second.step(1.0)
     run(second, net, 2)
     assert_same(weights(first.D), kept)
     assert float(second.skipped) == skipped + 1 and float(first.skipped) == skipped
@@ -506,7 +507,7 @@ def test_the_skipped_count_is_part_of_the_state():
     net, observer = TinyNet(), make_observer()
     batch, _ = make_batch(observer.schedule)
     observe(observer, batch | {"x_0": batch["x_0"] * float("inf")}, net)
-    observer.step()
+    observer.step(1.0)
     second = make_observer()
     second.load_state_dict(saved(observer))
     assert second.stats()["skipped"] == 1
@@ -570,7 +571,7 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_counted(where, poison, fus
     bad[where] = bad[where].clone()
     bad[where][3, 1, 2, 2] = poison
     observer.observe(**bad)
-    observer.step()
+    observer.step(1.0)
     after = observer.state_dict()
     assert_same(list(after["discriminator"].values()), list(before["discriminator"].values()))
     for i, moments in before["optimizer"]["state"].items():
@@ -596,7 +597,7 @@ def test_a_scaled_loss_gives_scaled_gradients_and_the_same_d(projection, fused):
         for i in range(2):
             batch, _ = make_batch(observer.schedule, seed=i)
             (observe(observer, batch, net).mean() * scale).backward()
-            observer.step()
+            observer.step(1.0)
         results.append((net.weight.grad / scale, weights(observer.D)))
     assert torch.equal(results[0][0], results[1][0])
     assert_same(results[0][1], results[1][1])
@@ -619,7 +620,7 @@ def test_denoisers_of_another_precision(projection, dtype):
     term.sum().backward()
     assert bool(net.weight.grad.isfinite().all()) and bool(net.weight.grad.any())
     torch.testing.assert_close(term, exact, rtol=0.3, atol=0.1)
-    observer.step()
+    observer.step(1.0)
 
 
 def test_the_trainers_autocast_does_not_reach_d():
@@ -658,8 +659,8 @@ def test_channels_last_images():
     }
     a, b = observe(plain, batch, net, s=s), observe(last, turned, net, s=s)
     torch.testing.assert_close(a, b)
-    plain.step()
-    last.step()
+    plain.step(1.0)
+    last.step(1.0)
     assert_close(weights(plain.D), weights(last.D), rtol=1e-3, atol=1e-3)
 
 
@@ -685,7 +686,7 @@ def test_sizes_and_channels(size, channels):
     batch, _ = make_batch(observer.schedule, n=4, size=size, channels=channels)
     term = observe(observer, batch, net)
     term.sum().backward()
-    observer.step()
+    observer.step(1.0)
     assert term.shape == (4,) and bool(term.isfinite().all())
 
 
@@ -699,7 +700,7 @@ def test_per_sample_values_follow_the_batch():
     first, s_1 = make_batch(observer.schedule, n=4, seed=1)
     second, s_2 = make_batch(observer.schedule, n=8, seed=2)
     terms = [observe(observer, first, net, s=s_1), observe(observer, second, net, s=s_2)]
-    observer.step()
+    observer.step(1.0)
     values = observer.per_sample
     assert set(values) == {"t", "emission", "d_loss", "d_real_acc", "d_fake_acc", "r1"}
     assert all(v.shape == (12,) and not v.requires_grad for v in values.values())
@@ -728,7 +729,7 @@ def test_the_learning_rate_follows_the_trainers():
         before = weights(observer.D)
         batch, s = make_batch(observer.schedule)
         observe(observer, batch, net, s=s)
-        observer.step(lr_scale=scale)
+        observer.step(scale)
         moved.append([a - b for a, b in zip(weights(observer.D), before, strict=True)])
     assert not any(bool(m.any()) for m in moved[0])
     assert_close([2 * m for m in moved[1]], moved[2], rtol=1e-3, atol=1e-6)
@@ -748,7 +749,7 @@ def test_the_whole_way_to_the_data_is_a_legal_projection():
         observer, net = make_observer(projection=projection, k=1.0), TinyNet()
         batch, _ = make_batch(observer.schedule)
         observe(observer, batch, net, s=batch["t"]).sum().backward()
-        observer.step()
+        observer.step(1.0)
         assert bool(net.weight.grad.isfinite().all()) and observer.stats()["skipped"] == 0
 
 
@@ -776,7 +777,7 @@ def test_data_that_are_not_images_bring_their_own_discriminator(fused):
     x_t = observer.schedule.diffuse(x_0, eps, t)
     eps_t, before = eps.clone().requires_grad_(), weights(observer.D)
     observer.observe(x_0=x_0, eps=eps, x_t=x_t, t=t, eps_t=eps_t).sum().backward()
-    observer.step()
+    observer.step(1.0)
     assert bool(eps_t.grad.any())
     assert not any(torch.equal(a, b) for a, b in zip(before, weights(observer.D), strict=True))
     twin = Observer(config, DiscreteVP.linear(), 2, 1, build=PointD)
@@ -802,6 +803,37 @@ def test_dropout_in_heuns_second_pass_leaves_the_trainers_noise_alone():
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.parametrize("replay", [True, False])
+def test_heuns_second_pass_has_the_dropout_masks_of_the_first(replay):
+    observer, net = make_observer(projection="heun"), torch.nn.Dropout(0.5)
+    batch, s = make_batch(observer.schedule)
+    masks = []
+
+    def eps_fn(x, t):
+        masks.append(net(torch.ones_like(x)) > 0)
+        return x
+
+    rng = torch_state(torch.device("cpu"))
+    eps_t = eps_fn(batch["x_t"], batch["t"])
+    observer.observe(**batch, eps_t=eps_t, eps_fn=eps_fn, s=s, rng=rng if replay else None)
+    assert torch.equal(*masks) == replay
+
+
+def test_a_training_step_of_ones_own_needs_the_loss_and_two_steps():
+    schedule = RectifiedFlow()
+    observer = Observer(OGDMConfig(**SMALL), schedule, 3, 8)
+    net = TinyNet()
+    batch, _ = make_batch(schedule)
+    given = batch["x_0"], batch["eps"], batch["t"], schedule
+    plain, transition = training_loss(net, *given)
+    assert torch.equal(plain.detach(), transition)
+    loss, same = training_loss(net, *given, observer)
+    assert torch.equal(same, transition) and bool(loss > plain)
+    loss.backward()
+    observer.step(1.0)
+    assert observer.steps == 1
+
+
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("kind", ["vp", "ve"])
 def test_above_t_max_nothing_is_asked_of_the_denoiser_and_below_nothing_changes(kind, fused):
@@ -815,7 +847,7 @@ def test_above_t_max_nothing_is_asked_of_the_denoiser_and_below_nothing_changes(
         loss = observer.observe(**batch, eps_t=eps_t, s=s)
         loss.sum().backward()
         gradients_of.append(eps_t.grad)
-        observer.step()  # D learns from all of them
+        observer.step(1.0)  # D learns from all of them
         assert len(observer.per_sample["t"]) == 32
     assert bool((gradients_of[0][above] != 0).any()) and not gradients_of[1][above].any()
     torch.testing.assert_close(gradients_of[1][~above], gradients_of[0][~above])

@@ -5,7 +5,6 @@ import torch
 from core_toys import SCHEDULES, Mixture, cosine_vp
 
 from ogdm_core import DISCRETISATIONS, SAMPLERS, DiscreteVP, KarrasVE, sample, steps_for_nfe
-from ogdm_core.samplers import discretise
 
 PAPER = [
     ("euler", [(25, 25), (20, 20), (15, 15), (10, 10)]),
@@ -36,8 +35,16 @@ def test_network_evaluations_are_exactly_nfe_and_never_at_the_data(kind, sampler
     schedule = SCHEDULES[kind]()
     for discretisation in DISCRETISATIONS:
         net = Mixture(schedule)
-        path = sample(net, schedule.prior(noise(2)), schedule, sampler, nfe, discretisation,
-                      trajectory=True, generator=torch.Generator())  # fmt: skip
+        path = sample(
+            net,
+            schedule.prior(noise(2)),
+            schedule,
+            sampler=sampler,
+            nfe=nfe,
+            discretisation=discretisation,
+            trajectory=True,
+            generator=torch.Generator(),
+        )
         assert net.calls == nfe
         assert len(path) == steps + 1
         times = torch.stack(net.times)
@@ -62,7 +69,7 @@ def test_every_reachable_nfe_is_reached_and_no_other(sampler):
     for nfe in range(1, 31):
         net = Mixture(schedule)
         try:
-            sample(net, schedule.prior(noise(1)), schedule, sampler, nfe)
+            sample(net, schedule.prior(noise(1)), schedule, sampler=sampler, nfe=nfe)
         except ValueError:
             assert net.calls == 0
         else:
@@ -76,7 +83,7 @@ def test_unknown_names_list_the_known():
     with pytest.raises(ValueError, match="unknown sampler 'plms'; use one of euler, heun, s-pndm"):
         steps_for_nfe("plms", 10)
     with pytest.raises(ValueError, match="unknown discretisation 'cosine'.*linear, quadratic"):
-        discretise(KarrasVE(), 10, "cosine")
+        KarrasVE().times(10, "cosine")
 
 
 # ---------------------------------------------------------------- discretisation
@@ -87,7 +94,7 @@ def test_unknown_names_list_the_known():
 @pytest.mark.parametrize("kind", SCHEDULES)
 def test_times_fall_from_T_to_the_data_without_repeating(kind, steps, discretisation):
     schedule = SCHEDULES[kind]()
-    times = discretise(schedule, steps, discretisation)
+    times = schedule.times(steps, discretisation)
     assert len(times) == steps + 1
     assert times[0] == pytest.approx(schedule.T) and times[-1] == 0
     assert all(a > b for a, b in zip(times[:-1], times[1:], strict=True))
@@ -97,20 +104,20 @@ def test_times_fall_from_T_to_the_data_without_repeating(kind, steps, discretisa
 
 def test_discretisations_worked_by_hand():
     vp, ve = DiscreteVP.linear(1000), KarrasVE(0.002, 80.0, 7.0)
-    assert discretise(vp, 4) == discretise(vp, 4, "linear") == [1000, 750, 500, 250, 0]
-    assert discretise(vp, 4, "quadratic") == [1000, 562, 250, 62, 0]
-    assert discretise(ve, 4, "linear") == [80, 60, 40, 20, 0]
-    assert discretise(ve, 4, "quadratic") == [80, 45, 20, 5, 0]
+    assert vp.times(4) == vp.times(4, "linear") == [1000, 750, 500, 250, 0]
+    assert vp.times(4, "quadratic") == [1000, 562, 250, 62, 0]
+    assert ve.times(4, "linear") == [80, 60, 40, 20, 0]
+    assert ve.times(4, "quadratic") == [80, 45, 20, 5, 0]
     edm = [(80 ** (1 / 7) + i / 17 * (0.002 ** (1 / 7) - 80 ** (1 / 7))) ** 7 for i in range(18)]
-    assert discretise(ve, 18) == pytest.approx([*edm, 0], rel=1e-12)
+    assert ve.times(18) == pytest.approx([*edm, 0], rel=1e-12)
 
 
 def test_karras_times_on_a_grid_are_the_nearest_noise_levels():
     vp = DiscreteVP.linear(1000)
-    times = torch.tensor(discretise(vp, 10, "karras"))
+    times = torch.tensor(vp.times(10, "karras"))
     sigma = vp.sigma(torch.arange(1, 1001))
     ve = KarrasVE(float(sigma[0]), float(sigma[-1]))
-    wanted = torch.tensor(discretise(ve, 10)[:-1], dtype=torch.float64)
+    wanted = torch.tensor(ve.times(10)[:-1], dtype=torch.float64)
     best = (wanted.log()[:, None] - sigma.log()).abs().min(1).values
     torch.testing.assert_close((vp.sigma(times[:-1]).log() - wanted.log()).abs(), best)
 
@@ -118,9 +125,9 @@ def test_karras_times_on_a_grid_are_the_nearest_noise_levels():
 @pytest.mark.parametrize("discretisation", DISCRETISATIONS)
 def test_as_many_steps_as_the_grid_has_visit_all_of_it(discretisation):
     schedule = DiscreteVP.linear(40)
-    assert discretise(schedule, 40, discretisation) == list(range(40, -1, -1))
+    assert schedule.times(40, discretisation) == list(range(40, -1, -1))
     with pytest.raises(ValueError, match="41 steps do not fit on a grid of T = 40"):
-        discretise(schedule, 41, discretisation)
+        schedule.times(41, discretisation)
 
 
 # ---------------------------------------------------------------- order of convergence
@@ -135,7 +142,14 @@ def errors(sampler, schedule, discretisation, counts, x_T):
     cost = SAMPLERS[sampler].nfe
     return [
         float(
-            (sample(net, x_T, schedule, sampler, cost(n), discretisation) - exact).square().mean()
+            (
+                sample(
+                    net, x_T, schedule, sampler=sampler, nfe=cost(n), discretisation=discretisation
+                )
+                - exact
+            )
+            .square()
+            .mean()
         )
         ** 0.5
         for n in counts
@@ -166,8 +180,15 @@ def test_polynomials_in_sigma_are_integrated_exactly_up_to_the_samplers_degree(s
     schedule = KarrasVE(1e-5, 2.0)
     for power in range(degree + 2):
         x_T = torch.zeros(1, 1, dtype=torch.float64)
-        path = sample(lambda x, t, p=power: t[:, None] ** p, x_T, schedule, sampler,
-                      SAMPLERS[sampler].nfe(8), "linear", trajectory=True)  # fmt: skip
+        path = sample(
+            lambda x, t, p=power: t[:, None] ** p,
+            x_T,
+            schedule,
+            sampler=sampler,
+            nfe=SAMPLERS[sampler].nfe(8),
+            discretisation="linear",
+            trajectory=True,
+        )
         sigma = torch.linspace(2, 0, 9, dtype=torch.float64)
         exact = (sigma ** (power + 1) - 2 ** (power + 1)) / (power + 1)
         # The last of Heun's steps is Euler's.
@@ -180,8 +201,15 @@ def test_polynomials_in_sigma_are_integrated_exactly_up_to_the_samplers_degree(s
 def test_the_first_step_is_the_exponentials_series(sampler, terms):
     # dx / dsigma = x: a step of h multiplies x by 1 + h + h^2 / 2 + ... up to the start's order.
     schedule, one = KarrasVE(1e-5, 2.0), torch.ones(1, 1, dtype=torch.float64)
-    path = sample(lambda x, t: x, one, schedule, sampler, SAMPLERS[sampler].nfe(8), "linear",
-                  trajectory=True)  # fmt: skip
+    path = sample(
+        lambda x, t: x,
+        one,
+        schedule,
+        sampler=sampler,
+        nfe=SAMPLERS[sampler].nfe(8),
+        discretisation="linear",
+        trajectory=True,
+    )
     series = sum((-0.25) ** i / math.factorial(i) for i in range(terms))
     assert float(path[1]) == pytest.approx(series, rel=1e-12)
 
@@ -219,7 +247,7 @@ def test_euler_is_diffusers_ddim(nfe):
         eps = net(x, torch.full((len(x),), int(index) + 1))
         x = scheduler.step(eps, index, x).prev_sample
     assert [int(t[0]) - 1 for t in net.times] == scheduler.timesteps.tolist()
-    ours = sample(net, x_T, schedule, "euler", nfe)
+    ours = sample(net, x_T, schedule, sampler="euler", nfe=nfe)
     torch.testing.assert_close(ours, x, rtol=0, atol=1e-5)
     assert ours.dtype == torch.float32
 
@@ -230,7 +258,7 @@ def test_linear_times_are_diffusers_trailing_ones(steps):
     diffusers = pytest.importorskip("diffusers")
     scheduler = diffusers.DDIMScheduler(timestep_spacing="trailing")
     scheduler.set_timesteps(steps)
-    assert discretise(DiscreteVP.linear(), steps)[:-1] == (scheduler.timesteps + 1).tolist()
+    assert DiscreteVP.linear().times(steps)[:-1] == (scheduler.timesteps + 1).tolist()
 
 
 @pytest.mark.parametrize("eta", [1.0, 0.5])
@@ -249,7 +277,7 @@ def test_stochastic_is_diffusers_ddim_with_eta_and_the_same_noise(eta):
         eps = net(x, torch.full((len(x),), int(index) + 1))
         z = torch.randn(x.shape, generator=generator)
         x = scheduler.step(eps, index, x, eta=eta, variance_noise=z).prev_sample
-    ours = sample(net, x_T, schedule, "stochastic", 20, eta=eta,
+    ours = sample(net, x_T, schedule, sampler="stochastic", nfe=20, eta=eta,
                   generator=torch.Generator().manual_seed(5))  # fmt: skip
     torch.testing.assert_close(ours, x, rtol=0, atol=1e-5)
 
@@ -276,10 +304,10 @@ def test_ve_samplers_are_edms(solver):
             ahead = x + (after - now) * (slope / 2 + slope_ahead / 2)
         x = ahead
     nfe = SAMPLERS[solver].nfe(steps)
-    ours = sample(net, schedule.prior(noise()), schedule, solver, nfe)
+    ours = sample(net, schedule.prior(noise()), schedule, sampler=solver, nfe=nfe)
     torch.testing.assert_close(ours, x, rtol=0, atol=1e-9)
     net = Mixture(schedule, torch.float32)
-    ours = sample(net, schedule.prior(noise().float()), schedule, solver, nfe)
+    ours = sample(net, schedule.prior(noise().float()), schedule, sampler=solver, nfe=nfe)
     torch.testing.assert_close(ours.double(), x, rtol=0, atol=2e-5)
 
 
@@ -291,9 +319,9 @@ def test_fresh_noise_makes_up_exactly_for_the_noise_removed(eta):
     # With all data at 0, eps = x / sigma and x_u must have standard deviation sigma_u.
     schedule, n = KarrasVE(), 100_000
     x_T = schedule.prior(torch.randn(n, 1, generator=torch.Generator().manual_seed(0)).double())
-    path = sample(lambda x, t: x / t[:, None], x_T, schedule, "stochastic", 5, eta=eta,
+    path = sample(lambda x, t: x / t[:, None], x_T, schedule, sampler="stochastic", nfe=5, eta=eta,
                   generator=torch.Generator().manual_seed(1), trajectory=True)  # fmt: skip
-    for x, sigma in zip(path, discretise(schedule, 5), strict=True):
+    for x, sigma in zip(path, schedule.times(5), strict=True):
         assert float(x.std()) == pytest.approx(sigma, rel=0.01)
     fresh = (path[1] - path[0] * float(path[1].norm() / path[0].norm())).std()
     assert float(fresh) > 0.1 * eta * float(path[1].std())
@@ -305,8 +333,8 @@ def test_eta_zero_is_euler_and_draws_nothing():
         net, x_T = Mixture(schedule), schedule.prior(noise())
         generator = torch.Generator().manual_seed(0)
         before = generator.get_state()
-        got = sample(net, x_T, schedule, "stochastic", 12, eta=0.0, generator=generator)
-        torch.testing.assert_close(got, sample(net, x_T, schedule, "euler", 12))
+        got = sample(net, x_T, schedule, sampler="stochastic", nfe=12, eta=0.0, generator=generator)
+        torch.testing.assert_close(got, sample(net, x_T, schedule, sampler="euler", nfe=12))
         assert torch.equal(generator.get_state(), before)
 
 
@@ -314,7 +342,14 @@ def test_the_generator_alone_decides_the_noise():
     schedule = DiscreteVP.linear()
     net, x_T, before = Mixture(schedule), noise(), torch.get_rng_state()
     runs = [
-        sample(net, x_T, schedule, "stochastic", 5, generator=torch.Generator().manual_seed(seed))
+        sample(
+            net,
+            x_T,
+            schedule,
+            sampler="stochastic",
+            nfe=5,
+            generator=torch.Generator().manual_seed(seed),
+        )
         for seed in (1, 1, 2)
     ]
     assert torch.equal(runs[0], runs[1]) and not torch.equal(runs[0], runs[2])
@@ -332,7 +367,7 @@ def test_trajectories_begin_at_the_noise_and_end_at_the_sample(kind, sampler):
 
     def run(**kwargs):
         generator = torch.Generator().manual_seed(0)
-        return sample(net, x_T, schedule, sampler, nfe, generator=generator, **kwargs)
+        return sample(net, x_T, schedule, sampler=sampler, nfe=nfe, generator=generator, **kwargs)
 
     path = run(trajectory=True)
     assert path[0] is x_T and torch.equal(path[-1], run())
@@ -350,7 +385,7 @@ def test_double_precision_is_kept_to_the_end(kind, sampler):
         seen.append((x.dtype, t.dtype))
         return x.tanh() * t[:, None].double().cos()
 
-    x = sample(net, schedule.prior(noise()), schedule, sampler, 15)
+    x = sample(net, schedule.prior(noise()), schedule, sampler=sampler, nfe=15)
     assert x.dtype == torch.float64
     time = torch.int64 if kind == "vp" else torch.float64
     assert set(seen) == {(torch.float64, time)}
@@ -364,7 +399,10 @@ def test_times_are_never_less_than_single_precision(dtype):
         seen.append((x.dtype, t.dtype))
         return x * 0
 
-    assert sample(net, schedule.prior(noise().to(dtype)), schedule, "euler", 3).dtype == dtype
+    assert (
+        sample(net, schedule.prior(noise().to(dtype)), schedule, sampler="euler", nfe=3).dtype
+        == dtype
+    )
     assert set(seen) == {(dtype, torch.float32)}
 
 
@@ -373,7 +411,7 @@ def test_sampling_builds_no_graph_and_does_not_change_its_input():
     x_T = schedule.prior(noise())
     before = x_T.clone()
     for sampler in SAMPLERS:
-        x = sample(lambda x, t: weight * x, x_T, schedule, sampler, 15)
+        x = sample(lambda x, t: weight * x, x_T, schedule, sampler=sampler, nfe=15)
         assert not x.requires_grad
         assert torch.equal(x_T, before)
 
@@ -382,13 +420,13 @@ def test_images_of_any_shape():
     schedule = DiscreteVP.linear()
     x_T = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(0))
     for sampler in SAMPLERS:
-        assert sample(lambda x, t: x, x_T, schedule, sampler, 15).shape == x_T.shape
+        assert sample(lambda x, t: x, x_T, schedule, sampler=sampler, nfe=15).shape == x_T.shape
 
 
 def test_the_progress_bar_changes_nothing(capsys):
     pytest.importorskip("rich")
     schedule = DiscreteVP.linear()
     net, x_T = Mixture(schedule), noise()
-    bar = sample(net, x_T, schedule, "heun", 19, progress=True)
+    bar = sample(net, x_T, schedule, sampler="heun", nfe=19, progress=True)
     assert "heun, NFE 19" in capsys.readouterr().out
-    assert torch.equal(bar, sample(net, x_T, schedule, "heun", 19))
+    assert torch.equal(bar, sample(net, x_T, schedule, sampler="heun", nfe=19))

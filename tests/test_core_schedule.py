@@ -3,7 +3,7 @@ import pytest
 import torch
 from core_toys import SCHEDULES
 
-from ogdm_core import DiscreteVP, KarrasVE
+from ogdm_core import DiscreteVP, KarrasVE, RectifiedFlow, Schedule, step
 from ogdm_core.schedule import expand
 
 BETAS = np.linspace(1e-4, 0.02, 1000)
@@ -181,3 +181,34 @@ def test_empty_noise_ranges_are_refused(low, high):
 def test_bad_rho_is_refused():
     with pytest.raises(ValueError, match="rho > 0"):
         KarrasVE(rho=0)
+
+
+# ---------------------------------------------------------------- rectified flow
+
+
+def test_rectified_flow_is_a_straight_path():
+    schedule, t = RectifiedFlow(), torch.tensor([0.0, 0.25, 0.5, 0.75])
+    assert torch.equal(schedule.a(t), 1 - t) and torch.equal(schedule.b(t), t)
+    torch.testing.assert_close(schedule.sigma(t), torch.tensor([0, 1 / 3, 1.0, 3.0]))
+
+
+@pytest.mark.parametrize("u", [0.0, 0.3, 0.999])
+def test_rectified_flow_is_finite_at_its_noisy_end(u):
+    """From t = 1, an exact velocity leads to the state of the same noise, in single precision."""
+    schedule, t = RectifiedFlow(), torch.ones(4)
+    x_0, eps = torch.rand(4, 3), torch.randn(4, 3)
+    x_t = schedule.diffuse(x_0, eps, t)
+    a, b = (expand(level, x_t) for level in (schedule.a(t), schedule.b(t)))
+    predicted = (x_t + a * (eps - x_0)) / (a + b)
+    u = torch.full((4,), u)
+    x_u = step(schedule, x_t, predicted, t, u)
+    torch.testing.assert_close(x_u, schedule.diffuse(x_0, eps, u), atol=2e-3, rtol=0)
+
+
+def test_a_schedule_that_leaves_a_method_out_cannot_be_made():
+    class Half(Schedule):
+        def a(self, t):
+            return t
+
+    with pytest.raises(TypeError, match="abstract"):
+        Half()

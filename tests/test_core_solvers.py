@@ -2,7 +2,7 @@ import pytest
 import torch
 from core_toys import SCHEDULES, TinyNet
 
-from ogdm_core import DiscreteVP, KarrasVE, project, sample_lookahead, step
+from ogdm_core import DiscreteVP, KarrasVE, project, step
 
 
 def diffused(kind, dtype, n=500):
@@ -15,7 +15,7 @@ def diffused(kind, dtype, n=500):
         t = torch.randint(1, 1001, (n,), generator=generator)
     else:
         t = schedule.from_unit_time(torch.rand(n, generator=generator).to(dtype))
-    s = sample_lookahead(schedule, t, 1.0, generator)
+    s = schedule.sample_lookahead(t, 1.0, generator)
     u = schedule.lookahead(t, s)
     u[:5] = 0
     return schedule, x_0.to(dtype), eps.to(dtype), t, u
@@ -122,7 +122,7 @@ def test_gradients_reach_the_network_through_every_eps(kind, projection):
 
 def test_unknown_projections_and_missing_networks_are_explained():
     schedule, x_0, eps, t, u = diffused("vp", torch.float32, n=8)
-    with pytest.raises(ValueError, match="--ogdm-projection: 'rk4' is not allowed.*euler or heun"):
+    with pytest.raises(ValueError, match="unknown projection 'rk4'.*euler or heun"):
         project("rk4", schedule, x_0, t, u, eps)
     with pytest.raises(ValueError, match="Heun's projection needs eps_fn"):
         project("heun", schedule, x_0, t, u, eps)

@@ -158,7 +158,7 @@ def test_our_euler_is_diffusers_ddim_on_a_trained_model(trained):
     unet, scheduler = train.load_model(str(trained))
     schedule = schedule_of(scheduler)
     noise = torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-    ours = sample(eps_fn_of(unet.eval(), schedule), noise, schedule, "euler", nfe=10)
+    ours = sample(eps_fn_of(unet.eval(), schedule), noise, schedule, sampler="euler", nfe=10)
     ddim = DDIMScheduler.from_config(
         scheduler.config, timestep_spacing="trailing", clip_sample=False, set_alpha_to_one=True
     )
@@ -232,7 +232,7 @@ def test_a_step_evaluates_the_network_as_often_as_it_must(projection, evaluation
         unet, x_0, eps, torch.tensor([5, 100, 500, 1000]), schedule, observer=observer
     )
     loss.backward()
-    observer.step()
+    observer.step(1.0)
     assert len(calls) == evaluations
     assert float(loss.detach()) > float(transition)
 

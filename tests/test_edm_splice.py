@@ -299,7 +299,7 @@ def test_resuming_a_fine_tune_keeps_its_ema(tmp_path, fine_tuned):
     session.add_emission(loss_fn(net, *batch(), augment_pipe=flip)).sum().backward()
     session.step()
     session.save(str(tmp_path), nimg=2000, tick=1, every=1, done=False)
-    opts = OGDMConfig.argparse_defaults() | {"ogdm": True, "lr_rampup": None}
+    opts = {"ogdm": True, "lr_rampup": None}
     kwargs = splice.training_kwargs(opts | {"resume": str(tmp_path / "training-state-000002.pt")})
     assert ("ema_rampup_ratio" in kwargs) is fine_tuned
     again = splice.session(kwargs["ogdm"], 0, torch.device("cpu"), "snapshot.pkl",

@@ -21,10 +21,10 @@ from torch import Tensor
 from torch import distributed as dist
 
 from ogdm_core.compat import adm as compat
-from ogdm_core.config import OGDMConfig
+from ogdm_core.flags import add_arguments, from_args
 from ogdm_core.observer import Observer
-from ogdm_core.samplers import DISCRETISATIONS, SAMPLERS, discretise, sample, steps_for_nfe
-from ogdm_core.schedule import DiscreteVP
+from ogdm_core.samplers import SAMPLERS, sample, steps_for_nfe
+from ogdm_core.schedule import DISCRETISATIONS, DiscreteVP
 from ogdm_core.solvers import EpsFn
 
 # ---- the denoiser, as the method sees it ------------------------------------------------------
@@ -118,7 +118,7 @@ def add_train_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags that the patched image_train.py has more than upstream's."""
     from guided_diffusion.script_util import str2bool
 
-    OGDMConfig.add_arguments(parser)
+    add_arguments(parser)
     parser.add_argument(
         "--init_checkpoint", default="", metavar="PATH",
         help="start from these weights (a model or an EMA .pt) with the step counter at zero",
@@ -139,7 +139,7 @@ class ObservedLoop:
     def __init__(self, *, flags: argparse.Namespace, **kwargs):
         from guided_diffusion import dist_util, logger
 
-        config = OGDMConfig.from_args(flags)
+        config = from_args(flags)
         self.init_checkpoint = flags.init_checkpoint
         self.observer: Observer | None = None
         super().__init__(**kwargs)
@@ -198,7 +198,7 @@ class ObservedLoop:
         lr_scale = self.opt.param_groups[0]["lr"] / self.lr if self.lr else 1.0
         super().run_step(batch, cond)
         if self.observer is not None:
-            self.observer.step(lr_scale=lr_scale)
+            self.observer.step(lr_scale)
             self._log_observed()
             self.updates = self.step + self.resume_step + 1
 
@@ -327,7 +327,7 @@ class Sampling:
             )
         self.schedule = DiscreteVP(diffusion.alphas_cumprod)
         try:
-            discretise(self.schedule, steps_for_nfe(args.sampler, args.nfe), args.discretization)
+            self.schedule.times(steps_for_nfe(args.sampler, args.nfe), args.discretization)
         except ValueError as error:
             raise ValueError(f"--nfe: {error}") from error
 

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from .. import flags
 from ..compat import edm as compat
 from ..config import OGDMConfig
 from ..observer import Observer
@@ -53,7 +54,7 @@ def train_options(main: Callable) -> Callable:
         "--lr-rampup", metavar="MIMG", type=click.FloatRange(min=0),
         help="Learning rate ramp-up, from zero; 0 = full rate at once  [default: 10]",
     )  # fmt: skip
-    return ramp(OGDMConfig.click_options(main))
+    return ramp(flags.click_options(main))
 
 
 def training_kwargs(opts: dict[str, Any]) -> dict[str, Any]:
@@ -61,7 +62,7 @@ def training_kwargs(opts: dict[str, Any]) -> dict[str, Any]:
     kwargs: dict[str, Any] = {}
     if opts["lr_rampup"] is not None:
         kwargs["lr_rampup_kimg"] = opts["lr_rampup"] * 1000
-    config = OGDMConfig.from_args(opts)
+    config = flags.from_args(opts)
     if config is None:
         return kwargs
     if opts["resume"] is not None and not state_beside(opts["resume"]).is_file():
@@ -220,7 +221,7 @@ class Observed(Plain):
     def step(self) -> None:
         """D's turn. The network's gradients have served; upstream drops them only after it."""
         self.net.zero_grad(set_to_none=True)
-        self.observer.step()
+        self.observer.step(1.0)
 
     def report(self, report: Callable) -> list[str]:
         """Hands the means since the last tick to upstream's statistics (which average over ranks);
@@ -420,7 +421,7 @@ def _sample(
         denoised = net(x, sigma, class_labels).to(x.dtype)
         return (x - denoised) / sigma.to(x.dtype).reshape(-1, 1, 1, 1)
 
-    return sample(eps_fn, schedule.prior(latents.double()), schedule, sampler, nfe)
+    return sample(eps_fn, schedule.prior(latents.double()), schedule, sampler=sampler, nfe=nfe)
 
 
 class Collection:

@@ -24,8 +24,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ogdm_core.samplers import DISCRETISATIONS, SAMPLERS, discretise, sample, steps_for_nfe
-from ogdm_core.schedule import DiscreteVP
+from ogdm_core.samplers import SAMPLERS, sample, steps_for_nfe
+from ogdm_core.schedule import DISCRETISATIONS, DiscreteVP
 from ogdm_core.solvers import EpsFn
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -181,7 +181,7 @@ def sample_images(
     from tqdm import trange
 
     schedule, unet = schedule_of(model), model.model.diffusion_model
-    discretise(schedule, steps_for_nfe(opt.sampler, opt.nfe), opt.discretization)
+    schedule.times(steps_for_nfe(opt.sampler, opt.nfe), opt.discretization)
     classes = classes_of(model)
     if model.cond_stage_model is not None and not classes:
         raise SystemExit(

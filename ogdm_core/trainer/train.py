@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from ..config import OGDMConfig
+from .. import flags
 from ..files import write_json
 from ..observer import Observer
 from ..splice.diffusers import schedule_of, training_loss
@@ -57,7 +57,7 @@ def parser() -> argparse.ArgumentParser:
     add("--seed", type=int, default=0, help="seed of data order and noise (default: 0)")
     add("--save-every", type=int, default=500, help="steps between checkpoints (default: 500)")
     add("--log-every", type=int, default=50, help="steps between lines of log.jsonl (default: 50)")
-    OGDMConfig.add_arguments(p)
+    flags.add_arguments(p)
     return p
 
 
@@ -112,7 +112,7 @@ class Trainer:
             if getattr(args, name) < 1:
                 flag = name.replace("_", "-")
                 raise ValueError(f"--{flag}: {getattr(args, name)} is not allowed; give 1 or more")
-        self.config = OGDMConfig.from_args(args)
+        self.config = flags.from_args(args)
         self.images = data_sets.load(args.data, args.size)
         self.accelerator = Accelerator(mixed_precision=args.mixed_precision)
         torch.manual_seed(args.seed)

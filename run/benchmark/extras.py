@@ -54,8 +54,10 @@ def sampling(trainer: Trainer, observer: Observer, repeats: int = 3) -> dict:
             for name in order:
                 trainer.ema.load_state_dict(weights if name == "plain" else observed)
                 calls.update(denoiser=0, d=0)
-                took = _seconds(lambda: sample(trained, x_T, trainer.schedule, "euler", NFE),
-                                trainer.device)  # fmt: skip
+                took = _seconds(
+                    lambda: sample(trained, x_T, trainer.schedule, sampler="euler", nfe=NFE),
+                    trainer.device,
+                )
                 evaluations[name] = dict(calls)
                 if i:  # the first turn warms up
                     seconds[name].append(took)

@@ -179,7 +179,7 @@ def exercise(trainer: Trainer, observer: Observer, kind: str = "plain") -> None:
     observer.observe(
         x_0=x_0, eps=eps, x_t=x_t, t=t, eps_t=eps_t, eps_fn=lambda x, t: eps_t
     ).sum().backward()
-    observer.step()
+    observer.step(1.0)
 
 
 # ---- operations, evaluations, memory ------------------------------------------------------------

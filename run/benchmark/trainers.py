@@ -88,7 +88,7 @@ class Trainer:
                 again()
         self.optimizer.zero_grad(set_to_none=True)  # as the splice does: D's step needs the room
         with phase("d_step"):
-            observer.step()
+            observer.step(1.0)
 
     def loss(
         self, case: Case | None, observer: Observer | None, phase: Phase

@@ -27,6 +27,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from ogdm_core import flags
 from ogdm_core.config import OGDMConfig
 from run.provenance import commit, versions
 
@@ -87,7 +88,7 @@ def parser() -> argparse.ArgumentParser:
     add("--samples", type=int, help="images per sampler and NFE (default: by data set)")
     add("--from-scratch", action="store_true", help="train the baseline anew, do not use ours")
     add("--jobs", type=int, help="fine-tunes side by side (default: one a core, at most 2)")
-    OGDMConfig.add_arguments(p)
+    flags.add_arguments(p)
     return p
 
 
@@ -242,10 +243,10 @@ def observer_summary(folders: list[Path]) -> dict:
 def given_ogdm_flags(argv: list[str], job: Job) -> list[str]:
     """The job's OGDM flags, with those of the command line in place of theirs."""
     p = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    OGDMConfig.add_arguments(p)
+    flags.add_arguments(p)
     form = p.parse_known_args(argv)[0].ogdm_adversarial
     merged, _ = p.parse_known_args([*job.ogdm[form].split(), *argv])
-    config = OGDMConfig.from_args(vars(merged) | {"ogdm": True})
+    config = flags.from_args(vars(merged) | {"ogdm": True})
     default = OGDMConfig().to_dict()
     flags = []
     for name, value in config.to_dict().items():

@@ -38,7 +38,7 @@ def draw(unet, scheduler, noise: torch.Tensor, sampler: str, nfe: int, batch: in
         part = None if label is None else label[i : i + batch].to(noise.device)
         eps_fn = eps_fn_of(unet, schedule, scheduler.config.prediction_type, part)
         x_T = schedule.prior(noise[i : i + batch])
-        parts.append(sample(eps_fn, x_T, schedule, sampler, nfe).clamp(-1, 1))
+        parts.append(sample(eps_fn, x_T, schedule, sampler=sampler, nfe=nfe).clamp(-1, 1))
     return torch.cat(parts)
 
 

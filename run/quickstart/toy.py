@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from ogdm_core import flags
 from ogdm_core.config import OGDMConfig
 from ogdm_core.discriminator import embed_time
 from ogdm_core.files import write_json
@@ -104,7 +105,7 @@ def train(
         optimizer.step()
         ema.update_parameters(net)
         if observer:
-            observer.step()
+            observer.step(1.0)
     return ema.module.eval().requires_grad_(False)
 
 
@@ -135,11 +136,11 @@ def main(argv: list[str] | None = None) -> int:
     p.add_argument("--seed", type=int, default=0, help="seed of everything (default: 0)")
     p.add_argument("--pretrain", type=int, default=6000, help="baseline's steps (default: 6000)")
     p.add_argument("--steps", type=int, default=3000, help="fine-tunes' steps (default: 3000)")
-    OGDMConfig.add_arguments(p)
+    flags.add_arguments(p)
     p.set_defaults(ogdm_k=0.5, ogdm_gamma=0.1)
     args = p.parse_args(argv)
     torch.set_num_threads(1)  # tiny tensors: more threads only wait for each other
-    config = OGDMConfig.from_args(vars(args) | {"ogdm": True})
+    config = flags.from_args(vars(args) | {"ogdm": True})
     schedule = DiscreteVP.linear(sigma_data=1.0)
     torch.manual_seed(args.seed)
     baseline = train(Denoiser(), schedule, args.pretrain, args.seed, 1e-3, label="baseline")

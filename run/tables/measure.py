@@ -156,7 +156,7 @@ def training_step(network: Network, batch: int, device: torch.device, projection
         loss.backward()
         optimizer.step()
         if observer is not None:
-            observer.step()
+            observer.step(1.0)
 
     return step
 

@@ -1,0 +1,129 @@
+"""Settings <-> command lines. Every backbone's flags are made here from `OGDMConfig`.
+
+ADM, diffusers   add_arguments(parser)       --ogdm True --ogdm_k 0.2, --ogdm --ogdm-k 0.2
+EDM              click_options(command)      --ogdm --ogdm-k=0.2
+LDM              OGDMConfig.from_mapping     model.params.ogdm.k: 0.2
+launchers        to_flags(config)            {"ogdm": "True", "ogdm_k": "0.2", ...}
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping
+from dataclasses import Field, fields
+from typing import Any
+
+from .config import OGDMConfig, check, truth
+
+PREFIX = "ogdm"
+SWITCH_HELP = "train with observation guidance"
+
+
+def from_args(args: argparse.Namespace | Mapping[str, Any]) -> OGDMConfig | None:
+    """The settings from parsed flags (`ogdm`, `ogdm_k`, ...); None when `--ogdm` is off."""
+    values = args if isinstance(args, Mapping) else vars(args)
+    if not values.get(PREFIX):
+        return None
+    given = {f.name: values[_dest(f)] for f in fields(OGDMConfig) if _dest(f) in values}
+    return OGDMConfig(**given)
+
+
+def to_flags(config: OGDMConfig, only_changed: bool = False) -> dict[str, str]:
+    """{"ogdm": "True", "ogdm_k": "0.2", ...}: names without dashes in front, values as text.
+
+    With `only_changed`, settings at their defaults are left out.
+    """
+    flags = {PREFIX: "True"}
+    for f in fields(config):
+        value = getattr(config, f.name)
+        if not (only_changed and value == f.default):
+            flags[_dest(f)] = str(_plain(value))
+    return flags
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds `--ogdm` and one flag per setting; dashes and underscores both work."""
+    group = parser.add_argument_group("observation guidance (OGDM)")
+    group.add_argument(
+        f"--{PREFIX}", nargs="?", const=True, default=False, type=_argparse(truth),
+        metavar="BOOL", help=SWITCH_HELP,
+    )  # fmt: skip
+    for f in fields(OGDMConfig):
+        optional: dict[str, Any] = {"nargs": "?", "const": True} if _is_switch(f) else {}
+        group.add_argument(
+            *_names(f), dest=_dest(f), default=_plain(f.default), type=_argparse(_parser(f)),
+            metavar=_metavar(f), help=_help(f), **optional,
+        )  # fmt: skip
+
+
+def click_options(command: Callable) -> Callable:
+    """The same flags as a click decorator: `--ogdm`, `--ogdm-k`, ..."""
+    import click
+
+    class Setting(click.ParamType):
+        """A click type that refuses what `OGDMConfig` refuses."""
+
+        def __init__(self, f: Field):
+            self.name, self.parse = type(f.default).__name__, _parser(f)
+
+        def convert(self, value, param, ctx):
+            try:
+                return self.parse(value)
+            except ValueError as error:
+                self.fail(str(error), param, ctx)
+
+    switch: dict[str, Any] = {"is_flag": False, "flag_value": True}  # the value may be left out
+    for f in reversed(fields(OGDMConfig)):
+        command = click.option(
+            *_names(f), _dest(f), default=_plain(f.default), type=Setting(f),
+            metavar=_metavar(f), help=_help(f), **(switch if _is_switch(f) else {}),
+        )(command)  # fmt: skip
+    return click.option(
+        f"--{PREFIX}", default=False, type=click.BOOL, metavar="BOOL", help=SWITCH_HELP, **switch
+    )(command)
+
+
+def _dest(f: Field) -> str:
+    return f"{PREFIX}_{f.name}"
+
+
+def _names(f: Field) -> list[str]:
+    """The flag with dashes and with underscores, once where they are the same."""
+    dashes = "--" + _dest(f).replace("_", "-")
+    return list(dict.fromkeys((dashes, f"--{_dest(f)}")))
+
+
+def _is_switch(f: Field) -> bool:
+    return isinstance(f.default, bool)
+
+
+def _plain(value: Any) -> Any:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else value
+
+
+def _help(f: Field) -> str:
+    return f"{f.metadata['help']} (default: {_plain(f.default)})"
+
+
+def _metavar(f: Field) -> str:
+    if _is_switch(f):
+        return "BOOL"
+    if f.metadata["choices"]:
+        return "|".join(f.metadata["choices"])
+    return "B1,B2" if isinstance(f.default, tuple) else type(f.default).__name__.upper()
+
+
+def _parser(f: Field) -> Callable[[Any], Any]:
+    return lambda text: _plain(check(f, text))
+
+
+def _argparse(parse: Callable[[Any], Any]) -> Callable[[str], Any]:
+    """`parse`, with its ValueError's text in argparse's message."""
+
+    def typed(text: str) -> Any:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return typed
