@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from run.setup.submodules import State, Submodule, apply_patch, discover, explain, inspect
+from run.setup.submodules import Submodule, discover, explain, inspect
 
 pytest_plugins = ["setup_house"]  # fixtures for the tests of run/setup.sh
 
@@ -24,9 +24,9 @@ def submodule():
             pytest.skip("this is not a git clone, so there are no submodules")
         sub = discover(ROOT)[name]
         report = inspect(sub)
-        if report.state in (State.MISSING, State.UNFINISHED):
+        if report.state.to_fetch:
             pytest.skip(f"third_party/{name} is not here; run/setup.sh {name} fetches it")
-        if report.state in (State.FOREIGN, State.WRONG_COMMIT):
+        if report.head != sub.pin:
             pytest.fail(explain(report))
         return sub
 
@@ -57,15 +57,15 @@ def pristine(submodule, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def patched(submodule, tmp_path_factory):
-    """patched(name) -> folder with the upstream codebase `name`, our series applied."""
+    """patched(name) -> folder with the upstream codebase `name`, our patches applied."""
     made = {}
 
     def get(name: str) -> Path:
         if name not in made:
             sub = submodule(name)
             copy = _copy(sub, tmp_path_factory.mktemp("patched") / name)
-            for patch in sub.patches():
-                apply_patch(patch, copy)
+            for path, content in sub.results().items():
+                (copy / path).write_bytes(content)
             made[name] = copy
         return made[name]
 
@@ -73,7 +73,7 @@ def patched(submodule, tmp_path_factory):
 
 
 def pytest_terminal_summary(terminalreporter):
-    """Says what was left out and why, one line a reason; `-rs` would list every place."""
+    """Says what was left out and why, one line per reason; `-rs` would list every place."""
     skipped = terminalreporter.stats.get("skipped", [])
     reasons = Counter(
         report.longrepr[2].removeprefix("Skipped: ")

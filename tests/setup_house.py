@@ -1,12 +1,15 @@
-"""A small house for the tests of run/setup.sh: our scripts, one pinned upstream, one series."""
+"""A small house for the tests of run/setup.sh: our scripts, one pinned upstream, two patches."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from run.setup.patches import file_name
 
 ROOT = Path(__file__).resolve().parents[1]
 URL = "https://upstream.invalid/acme/widget.git"
@@ -83,37 +86,27 @@ class House:
             '[submodule "third_party/widget"]\n'
             f"\tpath = third_party/widget\n\turl = {URL}\n\tignore = dirty\n"
         )
-        self.write_patch("0001-train.patch", {"train.py": (TRAIN, {5: ["added to train"]})})
-        both = {"lib/model.py": (MODEL, {0: ["first"], 10: ["last", ""]})}
-        self.write_patch("0002-model.patch", both)
+        self.write_patch("train.py", TRAIN, {5: ["added to train"]})
+        self.write_patch("lib/model.py", MODEL, {0: ["first"], 10: ["last", ""]})
         self.git("init", "-q", cwd=self.tmp / "house")
         self.git("update-index", "--add", "--cacheinfo", f"160000,{self.pin},third_party/widget")
         self.git("add", ".gitmodules", "run", "patches")
         self.git("commit", "-q", "-m", "house")
 
-    def write_patch(self, name: str, files: dict, prose: str = REASON, listed: bool = True) -> Path:
-        """files: {path: (old text, {after line: [added lines]})}; the diff is git's own."""
-        self.patches.mkdir(parents=True, exist_ok=True)
+    def write_patch(self, path: str, old: str, added: dict, prose: str = REASON) -> Path:
+        """A patch for `path`, with `added` = {after line: [lines]}; the diff is git's own."""
         scratch = self.tmp / "scratch"
         shutil.rmtree(scratch, ignore_errors=True)
-        scratch.mkdir()
+        (scratch / path).parent.mkdir(parents=True)
         self.git("init", "-q", cwd=scratch)
-        for path, (old, _) in files.items():
-            (scratch / path).parent.mkdir(parents=True, exist_ok=True)
-            (scratch / path).write_text(old)
+        (scratch / path).write_text(old)
         self.git("add", ".", cwd=scratch)
-        for path, (old, added) in files.items():
-            (scratch / path).write_text(insert(old, added))
-        diff = self.git("diff", "-U0", cwd=scratch)
-        lines = [
-            " ".join(line.split(" ")[:4]) if line.startswith("@@") else line
-            for line in diff.splitlines()
-        ]
-        file = self.patches / name
-        file.write_text(prose + "\n\n" + "\n".join(lines) + "\n")
-        if listed:
-            with (self.patches / "series").open("a") as series:
-                series.write(f"{name}\n")
+        (scratch / path).write_text(insert(old, added))
+        diff = self.git("diff", "-U0", "--full-index", cwd=scratch)
+        diff = re.sub(r"^(@@ [^@]+ @@).*$", r"\1", diff, flags=re.MULTILINE)
+        file = self.patches / file_name(path)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{prose}\n\n{diff}")
         return file
 
     def setup(self, *args, **env) -> subprocess.CompletedProcess:

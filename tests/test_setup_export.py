@@ -6,10 +6,6 @@ from setup_house import MODEL, REASON, TRAIN, insert
 from run.setup.patches import FILL_IN, offences
 
 
-def series(house) -> list[str]:
-    return (house.patches / "series").read_text().split()
-
-
 def patch_files(house) -> dict[str, str]:
     return {file.name: file.read_text() for file in house.patches.iterdir()}
 
@@ -22,19 +18,21 @@ def test_an_unchanged_tree_exports_to_the_same_bytes(patched_house):
     assert patch_files(patched_house) == before
 
 
-def test_an_edit_goes_to_the_patch_that_owns_the_file(patched_house):
+def test_an_edit_goes_below_the_prose_that_is_there(patched_house):
     house = patched_house
     before = patch_files(house)
     edited = insert(TRAIN, {5: ["added to train", "and more"], 9: ["", "elsewhere"]})
     (house.widget / "train.py").write_text(edited)
+    staging = house.git("status", "--porcelain", cwd=house.widget)
     done = house.setup("--export", "widget")
     assert done.returncode == 0, done.stderr
     after = patch_files(house)
-    assert after["0001-train.patch"].startswith(REASON + "\n\ndiff --git")
-    assert "\n@@ -9,0 +12,2 @@\n+\n+elsewhere\n" in after["0001-train.patch"]
-    assert after["0002-model.patch"] == before["0002-model.patch"]
+    assert after["train.py.patch"].startswith(REASON + "\n\ndiff --git")
+    assert "\n@@ -9,0 +12,2 @@\n+\n+elsewhere\n" in after["train.py.patch"]
+    assert after["lib-model.py.patch"] == before["lib-model.py.patch"]
     assert offences(house.patches) == []
-    assert "patched, 2 of 2" in house.setup("--status").stdout
+    assert house.git("status", "--porcelain", cwd=house.widget) == staging
+    assert "patched, 2 files" in house.setup("--status").stdout
     house.setup("--reverse")
     house.setup()
     assert (house.widget / "train.py").read_text() == edited
@@ -45,39 +43,33 @@ def test_function_text_is_stripped_from_hunk_headers(patched_house):
     house = patched_house
     (house.widget / "train.py").write_text(insert(TRAIN, {15: ["late"]}))
     assert house.setup("--export", "widget").returncode == 0
-    assert "of train" not in (house.patches / "0001-train.patch").read_text()
+    assert "of train" not in (house.patches / "train.py.patch").read_text()
 
 
 def test_a_file_without_a_patch_gets_one_to_be_explained(house):
-    (house.patches / "series").write_text("0001-train.patch\n")
-    (house.patches / "0002-model.patch").unlink()
+    (house.patches / "lib-model.py.patch").unlink()
     house.setup()
     (house.widget / "lib" / "model.py").write_text(insert(MODEL, {3: ["new"]}))
     done = house.setup("--export", "widget")
     assert done.returncode == 0, done.stderr
-    assert series(house) == ["0001-train.patch", "0002-lib-model.py.patch"]
+    assert set(patch_files(house)) == {"train.py.patch", "lib-model.py.patch"}
     assert "now write the reason" in done.stdout
     assert any(FILL_IN in offence for offence in offences(house.patches))
-
-
-def test_a_new_file_is_exported_once_git_knows_of_it(patched_house):
-    house = patched_house
-    (house.widget / "extra.py").write_text("ours\n")
-    done = house.setup("--export", "widget")
-    assert "extra.py" in done.stdout
-    assert "not exported" in done.stdout
-    house.git("add", "--intent-to-add", "extra.py", cwd=house.widget)
-    done = house.setup("--export", "widget")
-    assert done.returncode == 0, done.stderr
-    assert "new file mode 100644" in (house.patches / "0003-extra.py.patch").read_text()
 
 
 def test_a_patch_with_nothing_left_is_removed(patched_house):
     house = patched_house
     house.git("checkout", "-q", "HEAD", "--", "train.py", cwd=house.widget)
     done = house.setup("--export", "widget")
-    assert "removed patches/widget/0001-train.patch" in done.stdout
-    assert series(house) == ["0002-model.patch"]
+    assert "removed patches/widget/train.py.patch" in done.stdout
+    assert set(patch_files(house)) == {"lib-model.py.patch"}
+
+
+def test_an_untracked_file_is_mentioned(patched_house):
+    (patched_house.widget / "extra.py").write_text("ours\n")
+    done = patched_house.setup("--export", "widget")
+    assert done.returncode == 0, done.stderr
+    assert "not exported" in done.stdout and "extra.py" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -103,42 +95,28 @@ def test_changed_or_removed_lines_are_refused(patched_house, edited):
     assert house.snapshot() == tree
 
 
-def test_a_deleted_file_is_refused(patched_house):
-    (patched_house.widget / "train.py").unlink()
-    done = patched_house.setup("--export", "widget")
-    assert done.returncode == 1
-    assert "Traceback" not in done.stderr
-
-
-def test_a_changed_mode_is_refused(patched_house):
-    (patched_house.widget / "train.py").chmod(0o755)
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (lambda house: (house.widget / "train.py").unlink(), "changes or removes lines"),
+        (lambda house: (house.widget / "train.py").chmod(0o755), "cannot become a patch"),
+        (lambda house: new_file(house), "may not create"),
+        (lambda house: house.setup("--reverse"), "as upstream, not patched"),
+    ],
+    ids=["deleted file", "changed mode", "new file", "nothing to export"],
+)
+def test_what_is_no_added_line_is_refused(patched_house, change, complaint):
     before = patch_files(patched_house)
+    change(patched_house)
     done = patched_house.setup("--export", "widget")
     assert done.returncode == 1
-    assert "cannot become a patch" in done.stderr
+    assert complaint in done.stderr and "Traceback" not in done.stderr
     assert patch_files(patched_house) == before
 
 
-def test_an_edit_that_could_be_of_two_patches_is_refused(patched_house):
-    house = patched_house
-    once = insert(TRAIN, {5: ["added to train"]})
-    house.write_patch("0003-again.patch", {"train.py": (once, {1: ["again"]})})
-    assert house.setup().returncode == 0
-    before = patch_files(house)
-    assert house.setup("--export", "widget").returncode == 0
-    assert patch_files(house) == before
-    (house.widget / "train.py").write_text(insert(once, {1: ["again", "whose?"]}))
-    done = house.setup("--export", "widget")
-    assert done.returncode == 1
-    assert "0001-train.patch, 0003-again.patch" in done.stderr
-    assert patch_files(house) == before
-
-
-def test_the_users_staging_is_left_as_it_is(patched_house):
-    house = patched_house
-    before = house.git("status", "--porcelain", cwd=house.widget)
-    house.setup("--export", "widget")
-    assert house.git("status", "--porcelain", cwd=house.widget) == before
+def new_file(house):
+    (house.widget / "extra.py").write_text("ours\n")
+    house.git("add", "--intent-to-add", "extra.py", cwd=house.widget)
 
 
 def test_export_wants_one_name(patched_house):

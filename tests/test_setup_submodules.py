@@ -7,8 +7,7 @@ import time
 import pytest
 from setup_house import MODEL, ROOT, TRAIN, URL, insert
 
-from run.setup import fetch, git
-from run.setup.submodules import Submodule, Unreachable
+from run.setup import git, submodules
 
 TRAIN_PATCHED = insert(TRAIN, {5: ["added to train"]})
 MODEL_PATCHED = insert(MODEL, {0: ["first"], 10: ["last", ""]})
@@ -56,7 +55,7 @@ def test_a_second_run_needs_no_network_and_changes_nothing(patched_house):
     done = house.setup()
     assert done.returncode == 0, done.stderr
     assert house.snapshot() == before
-    assert "patched, 2 of 2" in done.stderr
+    assert "patched, 2 files" in done.stderr
 
 
 def test_quiet_is_quiet_when_there_is_nothing_to_do(patched_house):
@@ -123,65 +122,40 @@ def test_a_moved_pin_can_be_reversed(patched_house):
     assert house.git("status", "--porcelain", cwd=house.widget) == ""
 
 
-def test_a_half_applied_series_is_left_alone_until_reversed(patched_house):
+def test_a_half_patched_tree_is_completed(patched_house):
     house = patched_house
     (house.widget / "lib" / "model.py").write_text(MODEL)
-    before = house.snapshot()
-    done = house.setup()
-    assert done.returncode == 1
-    assert "has 1 of 2 patches" in done.stderr
-    assert house.snapshot() == before
-    assert house.setup("--reverse").returncode == 0
+    assert "not patched as patches/ says" in house.setup("--status").stdout
     assert house.setup().returncode == 0
     assert is_patched(house)
 
 
-def test_a_newer_series_replaces_an_older_one(patched_house):
+def test_newer_patches_replace_older_ones(patched_house):
     house = patched_house
-    (house.patches / "series").write_text("0002-model.patch\n")
-    (house.patches / "0001-train.patch").unlink()
-    house.write_patch("0003-train.patch", {"train.py": (TRAIN, {1: ["another line"]})})
-    assert "earlier series" in house.setup("--status").stdout
+    (house.patches / "lib-model.py.patch").unlink()
+    house.write_patch("train.py", TRAIN, {1: ["another line"]})
+    assert "would apply" in house.setup("--check").stdout
     done = house.setup()
     assert done.returncode == 0, done.stderr
     assert (house.widget / "train.py").read_text() == insert(TRAIN, {1: ["another line"]})
+    assert (house.widget / "lib" / "model.py").read_text() == MODEL
 
 
-def test_a_longer_series_is_completed(patched_house):
-    house = patched_house
-    house.write_patch("0003-more.patch", {"train.py": (TRAIN_PATCHED, {1: ["more"]})})
-    done = house.setup()
-    assert done.returncode == 0, done.stderr
-    assert (house.widget / "train.py").read_text() == insert(TRAIN_PATCHED, {1: ["more"]})
-
-
-def test_patches_that_do_not_fit_touch_nothing(house):
-    other = TRAIN.replace("line 1 ", "line one ")
-    house.write_patch("0003-misfit.patch", {"train.py": (other, {2: ["x"]})})
+@pytest.mark.parametrize(
+    ("path", "old", "complaint"),
+    [
+        ("train.py", TRAIN.replace("line 1 ", "line one "), "widget/train.py.patch is for blob"),
+        ("gone.py", TRAIN, "has no file gone.py"),
+    ],
+)
+def test_patches_that_do_not_fit_touch_nothing(house, path, old, complaint):
+    house.write_patch(path, old, {2: ["x"]})
     done = house.setup()
     assert done.returncode == 1
-    assert "0003-misfit.patch is for blob" in done.stderr
+    assert complaint in done.stderr
     assert (house.widget / "train.py").read_text() == TRAIN
+    assert (house.widget / "lib" / "model.py").read_text() == MODEL
     assert house.setup("--check").returncode == 1
-
-
-def test_a_patch_may_create_a_file(house):
-    text = "the first line\n"
-    file = house.write_patch("0003-new.patch", {"train.py": (TRAIN_PATCHED, {1: ["x"]})})
-    new = house.tmp / "new.py"
-    new.write_text(text)
-    name = house.git("hash-object", new).strip()
-    file.write_text(
-        "A file of ours beside upstream's, because its launcher only looks in its own folder "
-        "and takes no path.\n\n"
-        f"diff --git a/new.py b/new.py\nnew file mode 100644\nindex {'0' * 40}..{name}\n"
-        "--- /dev/null\n+++ b/new.py\n@@ -0,0 +1 @@\n+the first line\n"
-    )
-    assert house.setup().returncode == 0
-    assert (house.widget / "new.py").read_text() == text
-    assert "patched, 3 of 3" in house.setup("--status").stdout
-    assert house.setup("--reverse").returncode == 0
-    assert not (house.widget / "new.py").exists()
 
 
 def test_an_interrupted_fetch_goes_on(patched_house):
@@ -226,20 +200,17 @@ def test_no_network_fails_fast_and_helps(house, place):
 
 
 def test_a_server_that_never_answers_is_given_up(tmp_path, monkeypatch):
-    monkeypatch.setattr(git, "PROBE_SECONDS", 1)
+    monkeypatch.setattr(submodules, "PROBE_SECONDS", 1)
     git.run("init", "-q", tmp_path, cwd=tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as server:
         url = f"http://127.0.0.1:{server.getsockname()[1]}/acme/widget.git"
         started = time.monotonic()
-        answer = fetch.probe(Submodule("widget", url, "0" * 40, tmp_path))
-    assert isinstance(answer, Unreachable)
-    assert "1 seconds" in str(answer)
+        with pytest.raises(submodules.Unreachable, match="no answer within 1 seconds"):
+            submodules.source(submodules.Submodule("widget", url, "0" * 40, tmp_path))
     assert time.monotonic() - started < 10
 
 
-@pytest.mark.parametrize(
-    "place", ["acme/widget.git", "acme/widget", "widget.git", "widget", "acme+widget/repo"]
-)
+@pytest.mark.parametrize("place", ["acme/widget.git", "acme/widget", "widget.git", "widget"])
 @pytest.mark.parametrize("scheme", ["", "file://"])
 def test_a_mirror_is_used(house, place, scheme):
     house.redirect("/does/not/exist")
@@ -295,15 +266,15 @@ def test_check_changes_nothing(house):
 
 
 def test_check_finds_an_unlawful_patch_without_the_submodule(house):
-    house.write_patch("0003-silent.patch", {"train.py": (TRAIN_PATCHED, {1: ["x"]})}, prose="Why.")
+    house.write_patch("train.py", TRAIN, {1: ["x"]}, prose="Why.")
     done = house.setup("--check")
     assert done.returncode == 1
-    assert "0003-silent.patch does not open with its reason" in done.stderr
+    assert "train.py.patch does not open with its reason" in done.stderr
 
 
 def test_diff_shows_reasons_and_context(patched_house):
     shown = patched_house.setup("--diff").stdout
-    assert "2 patches add 4 lines to 2 files" in shown
+    assert "2 patches add 4 lines; none is changed" in shown
     assert "a silent widget cannot be tested" in shown
     assert "+added to train" in shown
     assert " line 5 of train" in shown

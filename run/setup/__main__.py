@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 if not __package__:  # run as a folder, `python run/setup`, so that no PYTHONPATH is needed
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from run.setup import env, fetch, git, show  # noqa: E402
+from run.setup import env, git, submodules  # noqa: E402
 from run.setup.env import say  # noqa: E402
-from run.setup.export import export  # noqa: E402
-from run.setup.patches import PatchError, offences  # noqa: E402
+from run.setup.patches import FILL_IN, PatchError, offences  # noqa: E402
 from run.setup.submodules import (  # noqa: E402
     EXTRAS,
     Refusal,
@@ -21,17 +22,11 @@ from run.setup.submodules import (  # noqa: E402
     State,
     Submodule,
     Unreachable,
-    apply,
     explain,
     inspect,
-    rehearse,
-    reverse,
-    select,
 )
 
 REFUSED, UNREACHABLE = 1, 3
-TO_FETCH = (State.MISSING, State.UNFINISHED)
-HANDS_OFF = (State.FOREIGN, State.WRONG_COMMIT, State.HALF, State.DIRTY)
 
 DESCRIPTION = """\
 Makes the Python environment, fetches the upstream codebases at their pinned commits and applies
@@ -41,58 +36,56 @@ NAME is guided-diffusion (or adm), edm, latent-diffusion (or ldm); all of them b
 
 EPILOG = """\
 environment variables:
-  OGDM_MIRROR   directory or URL prefix with copies of the upstream repositories, as
-                OWNER/NAME.git, NAME.git or OWNER+NAME, for machines that cannot reach GitHub
-  OGDM_ENV      venv or conda; by default conda where there is one, else .venv
+  OGDM_MIRROR   directory or URL prefix with copies of the upstream repositories, as OWNER/NAME or
+                NAME, with or without .git, for machines that cannot reach GitHub
+  OGDM_ENV      venv (the default) or conda, which makes .conda from environment.yml
   OGDM_PYTHON   a Python to use as it is; nothing is installed
 
 exit status: 0 all is well, 1 something is amiss and was left alone, 3 upstream is out of reach"""
 
+OUT_OF_REACH = """
+Without them everything of our own still works: run/quickstart.sh trains and samples with
+the embedded U-Net, run/test.sh runs all tests but those on upstream code.
+On a machine that cannot reach GitHub, point at copies, made with `git clone --mirror`:
+    OGDM_MIRROR=/path/to/mirrors run/setup.sh     (or a URL prefix; see --help)"""
 
-def arguments(argv: list[str] | None) -> argparse.Namespace:
-    """Parses the command line."""
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs one command; returns the exit status."""
     parser = argparse.ArgumentParser(
         prog="run/setup.sh", usage="%(prog)s [option...] [NAME...]", description=DESCRIPTION,
         epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("names", nargs="*", metavar="NAME", help=argparse.SUPPRESS)
     what = parser.add_mutually_exclusive_group()
-    flags = {
+    for flag, text in {
         "--status": "what is here, and in which state",
-        "--diff": "what our patches change against upstream",
+        "--diff": "what our patches add to upstream, and why",
         "--check": "a dry run: say what would be done; status 1 if it would be refused",
         "--reverse": "take the patches out, so that the submodule is exactly upstream's",
         "--export": "write the edited submodule NAME back to patches/NAME",
         "--print-python": argparse.SUPPRESS,  # for run/lib.sh: NAMEs are extras here
-    }
-    for flag, text in flags.items():
+    }.items():
         what.add_argument(flag, action="store_true", help=text)
     parser.add_argument("--no-env", action="store_true", help="leave the environment alone")
     parser.add_argument("--quiet", action="store_true", help="speak only of changes and problems")
-    return parser.parse_args(argv)
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Runs one command; returns the exit status."""
-    args = arguments(argv)
+    args = parser.parse_args(argv)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `run/setup.sh --diff | head` is no error
     try:
         if args.print_python:
             print(env.ensure(args.names))
             return 0
-        subs = select(args.names)
-        if args.export and (len(subs) != 1 or not args.names):
-            raise Refusal("--export takes one submodule, e.g. run/setup.sh --export edm")
+        subs = submodules.select(args.names)
         if args.status:
-            return show.status(subs)
-        if args.diff:
-            return show.diff(subs)
-        if args.check:
-            return check(subs)
-        if args.reverse:
-            return take_out(subs)
+            print(f"{'environment':<18} {env.describe()}")
+        commands = {"status": status, "diff": diff, "check": check, "reverse": reverse}
+        for name, command in commands.items():
+            if getattr(args, name):
+                return max(map(command, subs))
         if args.export:
-            return write_back(subs[0])
+            if len(args.names) != 1:
+                raise Refusal("--export takes one submodule, e.g. run/setup.sh --export edm")
+            return export(subs[0])
         return set_up(subs, args)
     except (Refusal, PatchError, git.GitError) as error:
         say(f"error: {error}")
@@ -104,22 +97,30 @@ def main(argv: list[str] | None = None) -> int:
 
 def set_up(subs: list[Submodule], args: argparse.Namespace) -> int:
     """Fetches, patches, then makes the environment; goes as far as it can with each submodule."""
-    reports = [inspect(sub) for sub in subs]
-    out_of_reach = _fetch([r.submodule for r in reports if r.state in TO_FETCH])
+    unreachable = _fetch([sub for sub in subs if inspect(sub).state.to_fetch])
     refused = []
-    for report in reports:
-        if report.state in HANDS_OFF:
-            refused.append(explain(report))
-        elif report.submodule.name not in out_of_reach:
-            try:
-                _patch(report.submodule, args.quiet)
-            except (Refusal, PatchError) as error:
-                refused.append(f"{report.submodule.label}: {error}")
+    for sub in subs:
+        if sub.name in unreachable:
+            continue
+        report = inspect(sub)
+        try:
+            if report.state.hands_off:
+                raise Refusal(explain(report))
+            if report.state is not State.PATCHED:
+                say(f"{sub.label}: {describe(submodules.apply(sub))}")
+            elif not args.quiet:
+                say(f"{sub.label}: {describe(report)}")
+        except (Refusal, PatchError) as error:
+            refused.append(str(error))
     for why in refused:
         say(f"\nleft alone: {why}")
-    if out_of_reach:
-        say("\n" + show.out_of_reach(out_of_reach))
-    if refused or out_of_reach:
+    if unreachable:
+        say("\nThese upstream codebases could not be fetched:")
+        for name, why in unreachable.items():
+            say(f"    third_party/{name}: {why}")
+        mirror = os.environ.get("OGDM_MIRROR")
+        say(OUT_OF_REACH.strip() + (f"\nOGDM_MIRROR is {mirror}" if mirror else ""))
+    if refused or unreachable:
         return REFUSED if refused else UNREACHABLE
     if not args.no_env:
         python = env.ensure([EXTRAS[sub.name] for sub in subs] if args.names else ["all"])
@@ -129,90 +130,120 @@ def set_up(subs: list[Submodule], args: argparse.Namespace) -> int:
 
 
 def _fetch(subs: list[Submodule]) -> dict[str, str]:
-    """Fetches what is missing; returns the reasons for those that are out of reach."""
-    reasons = {}
-    if subs:
-        say(f"Looking for {', '.join(sub.name for sub in subs)} ...")
-        sources = fetch.probe_all(subs)
-    for sub in subs:
-        source = sources[sub.name]
+    """Fetches submodules; returns the reasons for those that are out of reach."""
+
+    def probe(sub: Submodule) -> str | Unreachable:
         try:
-            if isinstance(source, Unreachable):
-                raise source
-            say(f"Fetching {sub.label} at {sub.pin[:10]} from {source}")
-            fetch.fetch(sub, source)
+            return submodules.source(sub)
         except Unreachable as error:
-            reasons[sub.name] = str(error)
-    return reasons
+            return error
 
-
-def _patch(sub: Submodule, quiet: bool) -> Report:
-    report = inspect(sub)
-    if report.state is State.OUTDATED:
-        reverse(sub)
-        report = inspect(sub)
-    if report.state is State.CLEAN:
-        report = apply(sub)
-        say(f"{sub.label}: applied {report.applied} of {report.total} patches")
-    elif not quiet:
-        say(f"{sub.label}: {show.describe(report)}")
-    return report
-
-
-def check(subs: list[Submodule]) -> int:
-    """Says what set_up would do, and whether every patch fits; changes nothing."""
-    bad = 0
-    for sub in subs:
-        problems = offences(sub.folder) if sub.folder.is_dir() else []
-        report = None if problems else inspect(sub)
-        if report and report.state in HANDS_OFF:
-            problems.append(explain(report))
-        elif report and report.state not in TO_FETCH:
-            try:
-                with rehearse(sub, sub.patches()):
-                    pass
-            except Refusal as error:
-                problems.append(str(error))
-        if problems:
-            say(f"{sub.label}: not well\n  " + "\n".join(problems).replace("\n", "\n  "))
-            bad = REFUSED
-        elif report.state in TO_FETCH:
-            print(f"{sub.label}: {report.state.value}; would fetch {sub.pin[:10]} of {sub.url}")
-        else:
-            todo = "" if report.state is State.PATCHED else "; would apply the series"
-            print(f"{sub.label}: {show.describe(report)}{todo}")
-    return bad
-
-
-def take_out(subs: list[Submodule]) -> int:
-    """Puts submodules back to exactly what upstream has."""
-    status = 0
-    for sub in subs:
+    with ThreadPoolExecutor() as pool:  # side by side: a dead network costs one timeout, not three
+        found = list(zip(subs, pool.map(probe, subs), strict=True))
+    unreachable = {}
+    for sub, address in found:
         try:
-            if inspect(sub).state is State.MISSING:
-                print(f"{sub.label}: not here")
-                continue
-            files = reverse(sub)
-            print(f"{sub.label}: as upstream" + (f", {len(files)} files put back" if files else ""))
-            show.mention_untracked(inspect(sub))
-        except Refusal as error:
-            say(f"left alone: {error}")
-            status = REFUSED
-    return status
+            if isinstance(address, Unreachable):
+                raise address
+            say(f"Fetching {sub.label} at {sub.pin[:10]} from {address}")
+            submodules.fetch(sub, address)
+        except Unreachable as error:
+            unreachable[sub.name] = str(error)
+    return unreachable
 
 
-def write_back(sub: Submodule) -> int:
+def describe(report: Report) -> str:
+    """One line on a submodule."""
+    words = report.state.value
+    if report.state is State.PATCHED:
+        count = len(report.changed)
+        words = f"patched, {count} {'file' if count == 1 else 'files'}" if count else "no patches"
+    return words + (f", commit {report.head[:10]}" if report.head else "")
+
+
+def _mention_untracked(report: Report, remark: str = "left as they are") -> None:
+    """Files that upstream does not have, such as a trainer's output."""
+    if report.untracked:
+        more = f" and {len(report.untracked) - 3} more" if len(report.untracked) > 3 else ""
+        print(f"    untracked files, {remark}: {', '.join(report.untracked[:3])}{more}")
+
+
+def status(sub: Submodule) -> int:
+    """Prints the state of a submodule."""
+    report = inspect(sub)
+    print(f"{sub.name:<18} {describe(report)}")
+    if report.state.hands_off:
+        print("    " + explain(report).replace("\n", "\n    "))
+    _mention_untracked(report)
+    return 0
+
+
+def diff(sub: Submodule) -> int:
+    """Prints why each patch exists and what it adds, with context where it is applied."""
+    patches, report = sub.patches(), inspect(sub)
+    added = sum(len(patch.added) for patch in patches.values())
+    print(f"# {sub.label} at {sub.pin[:10]}: {len(patches)} patches add {added} lines; "
+          "none is changed or removed\n")  # fmt: skip
+    colour = "--color=always" if sys.stdout.isatty() else "--color=never"
+    for path, patch in patches.items():
+        print(f"## patches/{patch.name}\n\n{patch.prose}\n")
+        applied = report.head == sub.pin and path in report.changed
+        print(sub.git("diff", colour, "HEAD", "--", path) + "\n" if applied else patch.diff)
+    if report.state is State.EDITED:
+        print(f"# {explain(report)}")
+    return 0
+
+
+def check(sub: Submodule) -> int:
+    """Says what set_up would do, and whether every patch fits; changes nothing."""
+    problems = offences(sub.folder)
+    if not problems:
+        report = inspect(sub)
+        if report.state.hands_off:
+            problems.append(explain(report))
+        elif not report.state.to_fetch:
+            for path, patch in sub.patches().items():
+                try:
+                    patch.apply(sub.original(path))
+                except PatchError as error:
+                    problems.append(str(error))
+    if problems:
+        say(f"{sub.label}: not well\n  " + "\n".join(problems).replace("\n", "\n  "))
+        return REFUSED
+    todo = f"; would fetch {sub.pin[:10]} of {sub.url}" if report.state.to_fetch else ""
+    if report.state in (State.CLEAN, State.OUTDATED):
+        todo = "; would apply the patches"
+    print(f"{sub.label}: {describe(report)}{todo}")
+    return 0
+
+
+def reverse(sub: Submodule) -> int:
+    """Puts a submodule back to exactly what upstream has."""
+    if inspect(sub).state is State.MISSING:
+        print(f"{sub.label}: not here")
+        return 0
+    try:
+        files = submodules.reverse(sub)
+    except Refusal as error:
+        say(f"left alone: {error}")
+        return REFUSED
+    print(f"{sub.label}: as upstream" + (f", {len(files)} files put back" if files else ""))
+    _mention_untracked(inspect(sub))
+    return 0
+
+
+def export(sub: Submodule) -> int:
     """Exports one submodule and says what came of it."""
-    outcome = export(sub)
-    for name in outcome.written:
-        print(f"wrote   patches/{sub.name}/{name}")
-    for name in outcome.removed:
-        print(f"removed patches/{sub.name}/{name}: nothing of it is left in the submodule")
-    if not outcome.written and not outcome.removed:
+    written, removed = submodules.export(sub)
+    for file in written:
+        print(f"wrote   patches/{sub.name}/{file.name}")
+        if FILL_IN in file.read_text():
+            print(f"now write the reason at the top of patches/{sub.name}/{file.name}")
+    for file in removed:
+        print(f"removed patches/{sub.name}/{file.name}: nothing of it is left in the submodule")
+    if not written and not removed:
         print(f"patches/{sub.name} is up to date")
-    for name in outcome.unexplained:
-        print(f"now write the reason at the top of patches/{sub.name}/{name}")
-    show.mention_untracked(inspect(sub), "not exported; `git add --intent-to-add` those to keep")
+    _mention_untracked(inspect(sub), "not exported; a new file belongs in our own tree")
     return 0
 
 

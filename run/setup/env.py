@@ -19,7 +19,9 @@ import sys
 import time
 from pathlib import Path
 
-from .submodules import ROOT, Refusal
+from run.provenance import ROOT
+
+from .submodules import Refusal
 
 STAMP = "ogdm-stamp.json"
 CONDAS = ("micromamba", "mamba", "conda")
@@ -123,6 +125,20 @@ def missing(extras: list[str], root: Path = ROOT) -> list[str]:
     if not python.exists() or stamp.get("key") != _key(kind, folder, root):
         return sorted({*extras, "core"})
     return sorted(set(extras) - set(stamp["extras"]))
+
+
+def describe(root: Path = ROOT) -> str:
+    """One line on the environment."""
+    given = given_python()
+    if given:
+        return f"{given} (OGDM_PYTHON, used as it is)"
+    kind, folder = choose(root)
+    held = read_stamp(folder).get("extras", [])
+    if not (folder / "bin" / "python").exists():
+        return f"not made yet; would be {folder.relative_to(root)} ({kind})"
+    if missing([], root):
+        return f"{folder.relative_to(root)} ({kind}), to be completed by the next script that runs"
+    return f"{folder.relative_to(root)} ({kind}) with {', '.join(held) or 'the core only'}"
 
 
 def ensure(extras: list[str], root: Path = ROOT) -> Path:

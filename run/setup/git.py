@@ -1,57 +1,59 @@
-"""git as a subprocess, with nothing of the caller's repository leaking in."""
+"""git as a subprocess: no question at a prompt, no hidden download, no process left behind."""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from pathlib import Path
 
-PROBE_SECONDS = 10
+_INHERITED = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX")  # a hook's, not ours
 _NEVER_ASK = {"GIT_TERMINAL_PROMPT": "0", "GCM_INTERACTIVE": "never", "LC_ALL": "C"}
-_PATIENCE = ("-c", "http.lowSpeedLimit=1000", "-c", "http.lowSpeedTime=20")
+# A partial clone downloads an absent blob when it is read. The first variable forbids that since
+# git 2.44, the second, which allows no transport at all, in every version.
+_OFFLINE = {"GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTOCOL": ""}
 
 
 class GitError(Exception):
     """git failed; the message is what it said."""
 
 
-def environment() -> dict[str, str]:
-    """The caller's environment without a hook's GIT_DIR, and without questions at a prompt."""
-    inherited = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX")
-    }
-    ssh = inherited.get("GIT_SSH_COMMAND", "ssh")
-    patient = {"GIT_SSH_COMMAND": f"{ssh} -oBatchMode=yes -oConnectTimeout={PROBE_SECONDS}"}
-    return inherited | _NEVER_ASK | patient
-
-
-def run(*args: str | Path, cwd: Path, timeout: float | None = None, **extra: str) -> bytes:
-    """`git ARGS` in `cwd`; returns stdout or raises GitError. `extra` goes to the environment."""
-    command = ["git", *_PATIENCE, *map(str, args)]
+def run(*words: str | Path, cwd: Path, network: bool = False, seconds: float = 60) -> bytes:
+    """stdout of `git WORDS` in `cwd`; raises GitError, also when it takes longer than `seconds`."""
+    env = {name: value for name, value in os.environ.items() if name not in _INHERITED} | _NEVER_ASK
+    ssh = env.get("GIT_SSH_COMMAND", "ssh")
+    env |= {"GIT_SSH_COMMAND": f"{ssh} -oBatchMode=yes -oConnectTimeout=10"}
+    slow = ["-c", "http.lowSpeedLimit=1000", "-c", "http.lowSpeedTime=20"]
     try:
-        done = subprocess.run(
-            command, cwd=cwd, env=environment() | extra, capture_output=True, timeout=timeout
-        )
+        process = subprocess.Popen(
+            ["git", *slow, *map(str, words)], cwd=cwd, env=env | ({} if network else _OFFLINE),
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            process_group=0,
+        )  # fmt: skip
     except FileNotFoundError:
         raise GitError("git is not installed, or not on PATH") from None
+    try:
+        out, said = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
-        raise GitError(f"no answer within {timeout:g} seconds") from None
-    if done.returncode:
-        said = done.stderr.decode(errors="replace").strip()
-        raise GitError(said or f"git {args[0]} failed with code {done.returncode}")
-    return done.stdout
+        raise GitError(f"no answer within {seconds:g} seconds") from None
+    finally:
+        if process.poll() is None:  # git's helpers hold the pipes open, so the whole group ends
+            os.killpg(process.pid, signal.SIGTERM)
+            process.communicate()
+    if process.returncode:
+        message = said.decode(errors="replace").strip()
+        raise GitError(message or f"git {words[0]} failed with code {process.returncode}")
+    return out
 
 
-def text(*args: str | Path, cwd: Path, **extra: str) -> str:
-    """stdout of `git ARGS`, stripped."""
-    return run(*args, cwd=cwd, **extra).decode(errors="replace").strip()
+def text(*words: str | Path, cwd: Path, network: bool = False, seconds: float = 60) -> str:
+    """As `run`, decoded and stripped."""
+    return run(*words, cwd=cwd, network=network, seconds=seconds).decode(errors="replace").strip()
 
 
-def attempt(*args: str | Path, cwd: Path) -> str | None:
+def attempt(*words: str | Path, cwd: Path) -> str | None:
     """As `text`, but None where git fails: for questions whose answer may be "there is none"."""
     try:
-        return text(*args, cwd=cwd)
+        return text(*words, cwd=cwd)
     except GitError:
         return None

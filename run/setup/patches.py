@@ -1,235 +1,165 @@
-"""Patch files: how they are read, and the law they obey.
+"""Patch files: one per upstream file, named after it, and the law that they obey.
 
-A patch opens with prose, then adds lines to upstream files and quotes none of them:
+patches/edm/training-training_loop.py.patch is for training/training_loop.py. It opens with its
+reason, then adds lines and quotes none of upstream's:
 
     Why this patch exists, and why nothing gentler would do.
 
-    diff --git a/train.py b/train.py
-    index 3f5f3ee..9a1b2c3 100644
-    --- a/train.py
-    +++ b/train.py
+    diff --git a/training/training_loop.py b/training/training_loop.py
+    index OLD..NEW 100644
+    --- a/training/training_loop.py
+    +++ b/training/training_loop.py
     @@ -12,0 +13,2 @@
     +two added
     +lines
 
-Every hunk is `@@ -N,0 +M[,K] @@` with `+` lines only. The `index` line names the file's blob before
-and after, so a patch knows exactly which upstream it is for. `patches/NAME/series` gives the order.
+Every hunk is `@@ -N,0 +M[,K] @@` with `+` lines only. OLD and NEW are the file's full blob names
+before and after, so a patch fits one upstream file and its result can be verified.
 """
 
 from __future__ import annotations
 
+import hashlib
+import io
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
-SERIES = "series"
 FILL_IN = "FILL IN"  # stands in the prose of a freshly exported patch until its author writes it
 MIN_WORDS = 15  # two short sentences; less than this is a title, not a reason
 
+_HEADER = re.compile(
+    r"diff --git a/(?P<path>.+) b/(?P=path)\n"
+    r"index (?P<old>[0-9a-f]{40})\.\.(?P<new>[0-9a-f]{40}) 100(?:644|755)\n"
+    r"--- a/(?P=path)\n\+\+\+ b/(?P=path)\n"
+)
 _HUNK = re.compile(r"@@ -(\d+),0 \+(\d+)(?:,(\d+))? @@")
-_INDEX = re.compile(r"index ([0-9a-f]{7,64})\.\.([0-9a-f]{7,64})( 100(?:644|755))?")
-_NEW_FILE = re.compile(r"new file mode 100(?:644|755)")
 
 
 class PatchError(Exception):
-    """A patch file breaks the law; the message says where and what to do."""
-
-
-@dataclass(frozen=True)
-class Hunk:
-    """Lines added after line `after` of the old file."""
-
-    after: int
-    lines: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Change:
-    """What one patch does to one upstream file; blobs may be abbreviated, as in the patch."""
-
-    path: str
-    old: str
-    new: str
-    creates: bool
-    hunks: tuple[Hunk, ...]
-    text: str  # this file's part of the patch, from `diff --git` on
-
-    @property
-    def added(self) -> list[str]:
-        """All added lines, without their `+`."""
-        return [line for hunk in self.hunks for line in hunk.lines]
+    """A patch breaks the law, or does not fit; the message says where and what to do."""
 
 
 @dataclass(frozen=True)
 class Patch:
-    """One patch file."""
+    """What one file under patches/ adds to one upstream file."""
 
-    file: Path
+    name: str  # edm/train.py.patch
     prose: str
-    changes: tuple[Change, ...]
+    diff: str  # from `diff --git` on
+    path: str  # of the upstream file
+    old: str  # blobs before and after
+    new: str
+    hunks: dict[int, list[str]]  # {N: lines added after line N}
 
     @property
-    def name(self) -> str:
-        """The file name, as it stands in the series."""
-        return self.file.name
+    def added(self) -> list[str]:
+        """All added lines."""
+        return [line for lines in self.hunks.values() for line in lines]
 
-
-def same_blob(a: str, b: str) -> bool:
-    """Whether two blob names, either of them possibly abbreviated, agree."""
-    return a.startswith(b) or b.startswith(a)
-
-
-def read_series(folder: Path) -> list[str]:
-    """The patch files of a submodule in their order; comments and blank lines are skipped."""
-    series = folder / SERIES
-    if not series.is_file():
-        return []
-    lines = (line.split("#")[0].strip() for line in series.read_text().splitlines())
-    return [line for line in lines if line]
-
-
-def load_series(folder: Path) -> list[Patch]:
-    """Parses every patch of the series; raises PatchError."""
-    loaded = []
-    for name in read_series(folder):
-        file = folder / name
-        if not file.is_file():
-            raise PatchError(f"{folder / SERIES} lists {name}, which is not there")
-        loaded.append(load(file))
-    return loaded
-
-
-def load(file: Path) -> Patch:
-    """Reads one patch file, its line ends as they are."""
-    return parse(file.read_bytes().decode(), file)
-
-
-def parse(text: str, file: Path) -> Patch:
-    """Reads one patch strictly; anything but added lines raises PatchError."""
-    return _Reader(text, file).patch()
-
-
-class _Reader:
-    """A cursor over the lines of one patch file."""
-
-    def __init__(self, text: str, file: Path):
-        self.file, self.lines, self.at = file, text.removesuffix("\n").split("\n"), 0
-
-    def peek(self) -> str | None:
-        return self.lines[self.at] if self.at < len(self.lines) else None
-
-    def take(self) -> str:
-        line = self.peek()
-        if line is None:
-            raise self.error("the patch ends in the middle of a file")
-        self.at += 1
-        return line
-
-    def error(self, why: str) -> PatchError:
-        return PatchError(f"{self.file.parent.name}/{self.file.name}:{self.at}: {why}")
-
-    def patch(self) -> Patch:
-        prose = []
-        while (line := self.peek()) is not None and not line.startswith("diff --git "):
-            if line.startswith(("--- ", "+++ ", "@@ ")):
-                self.at += 1
-                raise self.error("a diff starts without its `diff --git` line")
-            prose.append(self.take())
-        changes = []
-        while self.peek() is not None:
-            changes.append(self.change())
-        if not changes:
-            raise self.error("no `diff --git` line: the patch changes nothing")
-        return Patch(self.file, "\n".join(prose).strip(), tuple(changes))
-
-    def change(self) -> Change:
-        start = self.at
-        header = re.fullmatch(r"diff --git a/(.+) b/\1", self.take())
-        if not header:
-            raise self.error("expected `diff --git a/PATH b/PATH` with one and the same path")
-        path = header[1]
-        creates = bool(_NEW_FILE.fullmatch(self.peek() or ""))
-        if creates:
-            self.take()
-        index = _INDEX.fullmatch(self.take())
-        if not index:
-            raise self.error(
-                f"expected `index OLD..NEW` for {path}; "
-                "a patch may not rename, delete or change modes"
+    def apply(self, original: bytes) -> bytes:
+        """The patched file; raises PatchError if `original` is not the file it was made for."""
+        if blob(original) != self.old:
+            raise PatchError(
+                f"{self.name} is for blob {self.old[:10]} of {self.path}, but here it is "
+                f"{blob(original)[:10]}.\nThe patch was made for another upstream commit; "
+                "see 'Moving a pin' in CONTRIBUTING.md"
             )
-        before = "--- /dev/null" if creates else f"--- a/{path}"
-        for expected in (before, f"+++ b/{path}"):
-            if self.take() != expected:
-                raise self.error(f"expected `{expected}`")
-        hunks, shift = [], 0
-        while (self.peek() or "").startswith("@@"):
-            hunks.append(self.hunk(shift, hunks[-1].after if hunks else -1))
-            shift += len(hunks[-1].lines)
-        if not hunks:
-            raise self.error(f"no hunk for {path}")
-        text = "\n".join(self.lines[start : self.at]) + "\n"
-        return Change(path, index[1], index[2], creates, tuple(hunks), text)
-
-    def hunk(self, shift: int, previous: int) -> Hunk:
-        line = self.take()
-        match = _HUNK.fullmatch(line)
-        if not match:
-            raise self.error(
-                f"hunk header {line!r}: expected `@@ -N,0 +M,K @@` with nothing behind it. "
-                "A patch only adds lines: no context, no removed line, no function text. "
-                "`run/setup.sh --export NAME` writes it that way"
+        lines = io.BytesIO(original).readlines()
+        for after in sorted(self.hunks, reverse=True):
+            lines[after:after] = [f"{line}\n".encode() for line in self.hunks[after]]
+        result = b"".join(lines)
+        if blob(result) != self.new:
+            raise PatchError(
+                f"{self.name} should leave blob {self.new[:10]} of {self.path}, but leaves "
+                f"{blob(result)[:10]}: it was edited by hand.\nApply it with "
+                "`git apply --unidiff-zero` and let `run/setup.sh --export` write it anew"
             )
-        after, first, count = int(match[1]), int(match[2]), int(match[3] or 1)
-        if after <= previous:
-            raise self.error("hunks must be in the file's order")
-        if first != after + shift + 1:
-            raise self.error(f"the added lines start at {after + shift + 1}, not at {first}")
-        added = []
-        for _ in range(count):
-            line = self.take()
+        return result
+
+
+def blob(content: bytes) -> str:
+    """The name that git gives to a file's content."""
+    header = b"blob %d\0" % len(content)
+    return hashlib.sha1(header + content, usedforsecurity=False).hexdigest()
+
+
+def file_name(path: str) -> str:
+    """The patch's name for an upstream file: a/b.py -> a-b.py.patch."""
+    return path.replace("/", "-") + ".patch"
+
+
+def load(folder: Path) -> list[Patch]:
+    """Every patch of patches/NAME; raises PatchError."""
+    return [read(file) for file in sorted(folder.glob("*.patch"))]
+
+
+def read(file: Path) -> Patch:
+    """Reads one patch; anything but its reason and added lines raises PatchError."""
+    return parse(file.read_bytes().decode(), f"{file.parent.name}/{file.name}")
+
+
+def parse(text: str, name: str) -> Patch:
+    """Reads the text of patches/NAME strictly."""
+    start = re.search(r"^(diff --git|--- |\+\+\+ |@@ )", text, re.MULTILINE)
+    if not start:
+        raise PatchError(f"{name}: no `diff --git` line: the patch changes nothing")
+    prose, diff = text[: start.start()], text[start.start() :]
+    header = _HEADER.match(diff)
+    if not header:
+        raise PatchError(
+            f"{name}: expected `diff --git a/PATH b/PATH`, `index OLD..NEW MODE` with full blob "
+            "names, `--- a/PATH` and `+++ b/PATH`, one and the same path; a patch may not create, "
+            "rename or delete a file or change its mode"
+        )
+    at = (prose + header[0]).count("\n")
+    lines = diff[header.end() :].removesuffix("\n").split("\n")
+    hunks: dict[int, list[str]] = {}
+    after, left = -1, 0
+    for number, line in enumerate(lines, start=at + 1):
+        where = f"{name}:{number}"
+        if left:
             if not line.startswith("+"):
-                raise self.error(f"expected an added line (`+`), found {line[:40]!r}")
-            added.append(line[1:])
-        following = self.peek()
-        if following is not None and not following.startswith(("@@ ", "diff --git ")):
-            self.at += 1
-            raise self.error(f"a line too many after the hunk: {following[:40]!r}")
-        return Hunk(after, tuple(added))
+                raise PatchError(f"{where}: expected an added line (`+`), found {line[:40]!r}")
+            hunks[after].append(line[1:])
+            left -= 1
+            continue
+        hunk = _HUNK.fullmatch(line)
+        if not hunk:
+            raise PatchError(
+                f"{where}: expected a hunk `@@ -N,0 +M,K @@` with nothing behind it, found "
+                f"{line[:40]!r}. A patch adds lines to one file: no context, no removed line, no "
+                "function text, no second file. `run/setup.sh --export NAME` writes it that way"
+            )
+        shift = sum(map(len, hunks.values()))
+        previous, after, left = after, int(hunk[1]), int(hunk[3] or 1)
+        if after <= previous:
+            raise PatchError(f"{where}: hunks must be in the file's order")
+        if int(hunk[2]) != after + shift + 1:
+            raise PatchError(f"{where}: the added lines start at {after + shift + 1}")
+        hunks[after] = []
+    if left:
+        raise PatchError(f"{name}: {left} added lines are missing at the end")
+    return Patch(name, prose.strip(), diff, header["path"], header["old"], header["new"], hunks)
 
 
 def offences(folder: Path) -> list[str]:
     """Everything in patches/NAME that breaks the law; needs no submodule."""
     found = []
-    names = read_series(folder)
-    if not (folder / SERIES).is_file():
-        found.append(f"{folder.name}: there is no `{SERIES}` file")
-    for name in sorted({name for name in names if names.count(name) > 1}):
-        found.append(f"{folder.name}/{SERIES} lists {name} twice")
-    for file in sorted(folder.rglob("*")):
-        if file.is_file() and file != folder / SERIES and file.name not in names:
-            found.append(f"{folder.name}/{file.name} is not in {folder.name}/{SERIES}")
-    blobs: dict[str, Change] = {}
-    for name in dict.fromkeys(names):
-        file = folder / name
-        if not file.is_file():
-            found.append(f"{folder.name}/{SERIES} lists {name}, which is not there")
+    for file in sorted(file for file in folder.rglob("*") if file.is_file()):
+        where = f"{folder.name}/{file.relative_to(folder)}"
+        if file.suffix != ".patch":
+            found.append(f"{where} is not a patch")
             continue
         try:
-            patch = load(file)
+            patch = read(file)
         except PatchError as error:
             found.append(str(error))
             continue
-        where = f"{folder.name}/{name}"
+        if file != folder / file_name(patch.path):
+            found.append(f"{where} is for {patch.path}; call it {file_name(patch.path)}")
         if FILL_IN in patch.prose:
             found.append(f"{where} still has the exporter's `{FILL_IN}` in its prose")
         elif len(patch.prose.split()) < MIN_WORDS:
             found.append(f"{where} does not open with its reason, at least {MIN_WORDS} words of it")
-        for change in patch.changes:
-            earlier = blobs.get(change.path)
-            if earlier and not same_blob(earlier.new, change.old):
-                found.append(
-                    f"{where} expects blob {change.old} of {change.path}, "
-                    f"but the patch before it leaves {earlier.new}"
-                )
-            blobs[change.path] = change
     return found

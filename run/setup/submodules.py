@@ -1,35 +1,40 @@
-"""The upstream codebases: what state each is in, and how it is fetched, patched and put back.
+"""The upstream codebases: the state of each, and how it is fetched, patched, put back, exported.
 
-Nothing here overwrites a line that is not upstream's or ours. A file is replaced only when its blob
-is one that the pinned commit or the patch series accounts for.
+Only files whose content is known are ever replaced: the pinned commit's, a patch's result, or what
+an earlier run wrote (it keeps a record of that). Any other file is an edit, and is left alone.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
+import re
+import shlex
 import shutil
-import tempfile
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
-from . import git
-from .patches import Change, Patch, load_series, same_blob
+from run.provenance import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
+from . import git
+from .patches import FILL_IN, Patch, PatchError, blob, file_name, load, parse, read
+
 ALIASES = {"adm": "guided-diffusion", "ldm": "latent-diffusion"}
 EXTRAS = {"guided-diffusion": "adm", "edm": "edm", "latent-diffusion": "ldm"}
-RECORD = "ogdm-applied.json"  # in the submodule's git directory: the blobs that we wrote
-
 # Left out of the checkout: pictures and one index file, 240 of 250 MB, that no trainer here reads.
 SPARSE = {"latent-diffusion": ("/*", "!/assets/", "!/data/imagenet_train_hr_indices.p")}
+PROBE_SECONDS, FETCH_SECONDS = 10, 1800
+
+TEMPLATE = f"""\
+{FILL_IN}: why this patch exists, what it makes upstream do.
+
+{FILL_IN}: why our own tree, a subclass or a hook would not do instead.
+"""
 
 
 class Refusal(Exception):
-    """Setup will not go on; nothing was touched. The message says what to do."""
+    """Setup does not go on, and touched nothing. The message says what to do."""
 
 
 class Unreachable(Exception):
@@ -45,9 +50,18 @@ class State(Enum):
     WRONG_COMMIT = "at another commit"
     CLEAN = "as upstream, not patched"
     PATCHED = "patched"
-    OUTDATED = "patched with an earlier series"
-    HALF = "half patched"
-    DIRTY = "edited"
+    OUTDATED = "not patched as patches/ says"
+    EDITED = "edited"
+
+    @property
+    def to_fetch(self) -> bool:
+        """Whether setup fetches it."""
+        return self in (State.MISSING, State.UNFINISHED)
+
+    @property
+    def hands_off(self) -> bool:
+        """Whether setup leaves it alone."""
+        return self in (State.FOREIGN, State.WRONG_COMMIT, State.EDITED)
 
 
 @dataclass(frozen=True)
@@ -74,22 +88,34 @@ class Submodule:
         """The path as a user types it."""
         return f"third_party/{self.name}"
 
-    def patches(self) -> list[Patch]:
-        """The series, parsed."""
-        return load_series(self.folder)
+    def patches(self) -> dict[str, Patch]:
+        """The patches by upstream file."""
+        return {patch.path: patch for patch in load(self.folder)}
 
-    def git(self, *args: str | Path) -> str:
+    def git(self, *words: str | Path) -> str:
         """stdout of git in the submodule."""
-        return git.text(*args, cwd=self.path)
+        return git.text(*words, cwd=self.path)
 
-    def git_dir(self) -> Path:
-        """Where git keeps a submodule's repository, also when it is not there yet."""
-        place = git.text("rev-parse", "--git-path", f"modules/{self.label}", cwd=self.root)
-        return (self.root / place).resolve()
-
-    def blob(self, path: str) -> bytes:
+    def original(self, path: str) -> bytes:
         """A file of the pinned commit."""
-        return git.run("cat-file", "blob", f"{self.pin}:{path}", cwd=self.path)
+        try:
+            return git.run("cat-file", "blob", f"{self.pin}:{path}", cwd=self.path)
+        except git.GitError:
+            raise PatchError(f"{self.label} has no file {path} at {self.pin[:10]}") from None
+
+    def blob(self, path: str) -> str | None:
+        """The blob name of a file as it stands; None if there is none."""
+        file = self.path / path
+        return blob(file.read_bytes()) if file.is_file() else None
+
+    def results(self) -> dict[str, bytes]:
+        """Every patched file's content, blobs verified; changes nothing, raises PatchError."""
+        return {path: p.apply(self.original(path)) for path, p in self.patches().items()}
+
+    @property
+    def record(self) -> Path:
+        """The file that says which blobs setup wrote last; it lies in the git directory."""
+        return Path(self.git("rev-parse", "--absolute-git-dir")) / "ogdm-applied.json"
 
 
 @dataclass
@@ -99,9 +125,8 @@ class Report:
     submodule: Submodule
     state: State
     head: str | None = None
-    applied: int = 0  # patches that are in
-    total: int = 0
-    files: list[str] = field(default_factory=list)  # the files that make it DIRTY
+    changed: list[str] = field(default_factory=list)  # files that differ from the commit
+    edited: list[str] = field(default_factory=list)  # those of them that setup did not write
     untracked: list[str] = field(default_factory=list)
 
 
@@ -112,232 +137,244 @@ def discover(root: Path = ROOT) -> dict[str, Submodule]:
             "this folder is not a git clone, so the pinned commits are unknown.\n"
             "Clone the repository with git instead of unpacking an archive."
         )
-    listed = git.text("ls-files", "--stage", "--", "third_party", cwd=root)
-    pins = {}
-    for line in listed.splitlines():
-        mode, commit, _, path = line.split(maxsplit=3)
-        if mode == "160000":
-            pins[path] = commit
     found = {}
-    for path, pin in pins.items():
-        key = f"submodule.{path}.url"
-        url = git.text("config", "--file", ".gitmodules", "--get", key, cwd=root)
-        found[Path(path).name] = Submodule(Path(path).name, url, pin, root)
+    for line in git.text("ls-files", "--stage", "--", "third_party", cwd=root).splitlines():
+        mode, pin, _, path = line.split(maxsplit=3)
+        if mode == "160000":
+            key = f"submodule.{path}.url"
+            url = git.text("config", "--file", ".gitmodules", "--get", key, cwd=root)
+            found[Path(path).name] = Submodule(Path(path).name, url, pin, root)
     return found
 
 
 def select(names: list[str], root: Path = ROOT) -> list[Submodule]:
     """The submodules called `names` (adm and ldm are understood); all of them for no name."""
     known = discover(root)
-    chosen = []
+    chosen = {}
     for name in names or known:
         name = ALIASES.get(name, name.removeprefix("third_party/").rstrip("/"))
         if name not in known:
             raise Refusal(f"there is no submodule {name!r}; known: {', '.join([*known, *ALIASES])}")
-        if known[name] not in chosen:
-            chosen.append(known[name])
-    return chosen
+        chosen[name] = known[name]
+    return list(chosen.values())
 
 
 def inspect(sub: Submodule) -> Report:
-    """Finds out the state of a submodule; changes nothing."""
+    """Finds out the state of a submodule; changes nothing and downloads nothing."""
     if not (sub.path / ".git").exists():
         foreign = sub.path.is_dir() and any(sub.path.iterdir())
         return Report(sub, State.FOREIGN if foreign else State.MISSING)
-    if git.attempt("config", "--bool", "ogdm.fetching", cwd=sub.path) == "true":
-        return Report(sub, State.UNFINISHED)
     head = git.attempt("rev-parse", "--verify", "--quiet", "HEAD", cwd=sub.path)
+    if not head or git.attempt("config", "--bool", "ogdm.fetching", cwd=sub.path) == "true":
+        return Report(sub, State.UNFINISHED)
+    raw = git.run("status", "--porcelain", "-z", "--no-renames", "--untracked-files=all",
+                  "--ignore-submodules=none", cwd=sub.path)  # fmt: skip
+    entries = [(line[:2], line[3:]) for line in raw.decode().split("\0") if line]
+    report = Report(sub, State.CLEAN, head)
+    report.untracked = [path for code, path in entries if code == "??"]
+    report.changed = [path for code, path in entries if code != "??"]
+    blobs = {path: sub.blob(path) for path in report.changed}
+    wanted = {path: patch.new for path, patch in sub.patches().items()}
+    written = json.loads(sub.record.read_text()) if sub.record.is_file() else {}
+    report.edited = [
+        path for path, have in blobs.items()
+        if have is None or have not in (wanted.get(path), written.get(path))
+    ]  # fmt: skip
     if head != sub.pin:
-        return Report(sub, State.WRONG_COMMIT if head else State.UNFINISHED, head)
-    series = sub.patches()
-    report = Report(sub, State.CLEAN, head, total=len(series))
-    chains = _chains(series)
-    changed, report.untracked = _status(sub, chains)
-    if not changed:
-        report.state = State.PATCHED if not series else State.CLEAN
-        return report
-    blobs = {path: hash_file(sub.path / path) for path in changed}
-    report.applied = sum(_is_in(patch, blobs, chains) for patch in series)
-    strangers = [path for path in changed if _step(chains.get(path, []), blobs[path]) is None]
-    if not strangers and report.applied == len(series):
+        report.state = State.WRONG_COMMIT
+    elif report.edited:
+        report.state = State.EDITED
+    elif blobs == wanted:
         report.state = State.PATCHED
-    elif blobs == read_record(sub):
+    elif blobs:
         report.state = State.OUTDATED
-    elif not strangers:
-        report.state = State.HALF
-    else:
-        report.state, report.files = State.DIRTY, strangers
     return report
 
 
-def _chains(series: list[Patch]) -> dict[str, list[Change]]:
-    """For each upstream file the changes made to it, in order."""
-    chains: dict[str, list[Change]] = {}
-    for patch in series:
-        for change in patch.changes:
-            chains.setdefault(change.path, []).append(change)
-    return chains
+# ---- fetching ------------------------------------------------------------------------------------
 
 
-def _status(sub: Submodule, chains: dict[str, list[Change]]) -> tuple[list[str], list[str]]:
-    """(files that differ from the pinned commit, untracked files that are none of ours)."""
-    raw = git.run("status", "--porcelain", "-z", "--no-renames", "--untracked-files=all",
-                  "--ignore-submodules=none", cwd=sub.path)  # fmt: skip
-    changed, untracked = [], []
-    for entry in raw.decode().split("\0"):
-        if entry:
-            code, path = entry[:2], entry[3:]
-            (untracked if code == "??" and path not in chains else changed).append(path)
-    return changed, untracked
+def source(sub: Submodule) -> str:
+    """Where the repository answers: a place in OGDM_MIRROR, else its own address."""
+    mirror = os.environ.get("OGDM_MIRROR", "").rstrip("/")
+    owner, name = sub.url.removesuffix(".git").split("/")[-2:]
+    places = [f"{owner}/{name}.git", f"{owner}/{name}", f"{name}.git", name]
+    if mirror and ("://" not in mirror or mirror.startswith("file://")):
+        folder = Path(mirror.removeprefix("file://")).expanduser().resolve()
+        found = [folder / place for place in places if (folder / place).is_dir()]
+        if not found:
+            raise Unreachable(f"{mirror} holds no copy of {sub.url}")
+        return f"file://{found[0]}"
+    why = None
+    for address in [f"{mirror}/{place}" for place in places] if mirror else [sub.url]:
+        try:
+            git.run(*_reading(sub, address), "ls-remote", *_serving(sub, address), address, "HEAD",
+                    cwd=sub.root, network=True, seconds=PROBE_SECONDS)  # fmt: skip
+            return address
+        except git.GitError as error:
+            why = why or _unreachable(address, error)
+            if "seconds" in str(error):  # a host that does not answer once will not answer later
+                break
+    raise why
 
 
-def _step(chain: list[Change], blob: str | None) -> int | None:
-    """How many changes of the chain a file with this blob has had; None if it is a stranger's."""
-    if not chain or blob is None:
-        return None
-    for count in range(len(chain), 0, -1):
-        if same_blob(chain[count - 1].new, blob):
-            return count
-    return None
+def _unreachable(address: str, error: git.GitError) -> Unreachable:
+    """The line of git's message that says why, without the address, which is named already."""
+    lines = str(error).splitlines()
+    reason = next((line for line in lines if line.startswith(("fatal", "error"))), lines[0])
+    reason = re.sub(r"^(fatal|error): (unable to access '.*?': )?", "", reason)
+    return Unreachable(f"{address}: {reason}")
 
 
-def _is_in(patch: Patch, blobs: dict[str, str | None], chains: dict[str, list[Change]]) -> bool:
-    """Whether every file of the patch has had it."""
-    for change in patch.changes:
-        chain = chains[change.path]
-        had = _step(chain, blobs.get(change.path)) or 0
-        if had <= chain.index(change):
-            return False
-    return True
+def _local(sub: Submodule, address: str) -> str | None:
+    """The folder behind an address, after the user's own `insteadOf` rules; None for a server."""
+    place = git.text("ls-remote", "--get-url", address, cwd=sub.root)
+    place = place.removeprefix("file://")
+    return place if Path(place).is_absolute() else None
 
 
-def hash_file(file: Path) -> str | None:
-    """The blob name of a file as it stands; None if there is none."""
-    if not file.is_file():
-        return None
-    content = file.read_bytes()
-    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+def _reading(sub: Submodule, address: str) -> list[str]:
+    return ["-c", "protocol.file.allow=always"] if _local(sub, address) else []
 
 
-def read_record(sub: Submodule) -> dict[str, str]:
-    """The blobs that setup wrote into the work tree last."""
-    record = Path(sub.git("rev-parse", "--absolute-git-dir")) / RECORD
-    try:
-        return json.loads(record.read_text())
-    except (OSError, ValueError):
-        return {}
+def _serving(sub: Submodule, address: str) -> list[str]:
+    """Makes a folder serve what GitHub serves: filters, and commits by name.
 
-
-def write_record(sub: Submodule, blobs: dict[str, str]) -> None:
-    """Remembers what setup wrote, so that a later series can replace it without asking."""
-    record = Path(sub.git("rev-parse", "--absolute-git-dir")) / RECORD
-    record.write_text(json.dumps(blobs, indent=1))
-
-
-@contextmanager
-def rehearse(sub: Submodule, series: list[Patch]):
-    """Applies the series to the pinned files in a scratch folder and yields it.
-
-    Every blob is compared with the one its patch names, before and after. What fails here has not
-    touched the submodule.
+    A mirror on a cluster often belongs to somebody else, hence safe.directory.
     """
-    with tempfile.TemporaryDirectory(prefix="ogdm-") as scratch:
-        stage = Path(scratch)
-        for path, chain in _chains(series).items():
-            if not chain[0].creates:
-                _fetch_original(sub, path, stage, series)
-        for patch in series:
-            apply_patch(patch, stage)
-        yield stage
+    folder = _local(sub, address)
+    options = ["uploadpack.allowFilter=true", "uploadpack.allowAnySHA1InWant=true",
+               f"safe.directory={folder}", f"safe.directory={folder}/.git"]  # fmt: skip
+    words = ["git", *(word for option in options for word in ("-c", option)), "upload-pack"]
+    return [f"--upload-pack={shlex.join(words)}"] if folder else []
 
 
-def _fetch_original(sub: Submodule, path: str, stage: Path, series: list[Patch]) -> None:
-    file = stage / path
-    file.parent.mkdir(parents=True, exist_ok=True)
+def fetch(sub: Submodule, address: str) -> None:
+    """Brings the pinned commit into third_party/NAME; may be interrupted and repeated.
+
+    The result is what `git submodule update --init` leaves, without history, and without the files
+    that SPARSE leaves out, whose blobs are not even downloaded.
+    """
+    git_dir = Path(git.text("rev-parse", "--git-path", f"modules/{sub.label}", cwd=sub.root))
+    git_dir = (sub.root / git_dir).resolve()
+    git.run("init", "--quiet", "--bare", git_dir, cwd=sub.root)
+    sub.path.mkdir(parents=True, exist_ok=True)
+    (sub.path / ".git").write_text(f"gitdir: {os.path.relpath(git_dir, sub.path.resolve())}\n")
+    for lock in ("index.lock", "shallow.lock", "HEAD.lock"):  # left by an interrupted fetch
+        (git_dir / lock).unlink(missing_ok=True)
+    settings = {
+        "ogdm.fetching": "true",
+        "core.bare": "false",
+        "core.worktree": os.path.relpath(sub.path.resolve(), git_dir),
+        "remote.origin.url": address,
+        "remote.origin.fetch": "+refs/heads/*:refs/remotes/origin/*",
+    }
+    for option in _serving(sub, address):  # blobs are read from there later, too
+        settings["remote.origin.uploadpack"] = option.removeprefix("--upload-pack=")
+    for key, value in settings.items():
+        git.run("--git-dir", git_dir, "config", key, value, cwd=sub.root)
+    if sub.name in SPARSE:
+        sub.git("sparse-checkout", "set", "--no-cone", *SPARSE[sub.name])
+
+    def over_the_network(*words: str) -> None:
+        git.run(*_reading(sub, address), *words, cwd=sub.path, network=True, seconds=FETCH_SECONDS)
+
+    get = ("fetch", "--quiet", "--no-tags", "--filter=blob:none")
     try:
-        file.write_bytes(sub.blob(path))
-    except git.GitError:
-        patch = next(p for p in series if any(c.path == path for c in p.changes))
-        raise Refusal(
-            f"{patch.name} is for {path}, which {sub.label} does not have at {sub.pin[:10]}"
-        ) from None
-
-
-def apply_patch(patch: Patch, folder: Path) -> None:
-    """`git apply` of one patch to plain files, with the blobs checked before and after."""
-    for change in patch.changes:
-        have = hash_file(folder / change.path)
-        if change.creates:
-            if have:
-                raise Refusal(f"{patch.name} creates {change.path}, which exists already")
-        elif not have or not same_blob(change.old, have):
-            raise Refusal(
-                f"{patch.name} is for blob {change.old[:10]} of {change.path}, "
-                f"but here it is {(have or 'missing')[:10]}.\n"
-                "The patch was made for another upstream commit or another order of the series; "
-                "see 'Moving a pin' in CONTRIBUTING.md"
-            )
-    try:
-        # Without a ceiling, git would look for a repository around the folder and skip files.
-        git.run("apply", "--unidiff-zero", "--whitespace=nowarn", patch.file.resolve(),
-                cwd=folder, GIT_CEILING_DIRECTORIES=str(folder.resolve().parent))  # fmt: skip
+        try:
+            over_the_network(*get, "--depth=1", "origin", sub.pin)
+        except git.GitError:  # an old server does not serve a commit by its name, but its branches
+            over_the_network(*get, "origin")
+        if git.attempt("cat-file", "-e", sub.pin, cwd=sub.path) is None:
+            raise Unreachable(f"{address} does not have the pinned commit {sub.pin}")
+        over_the_network("checkout", "--quiet", "--force", "--detach", sub.pin)
     except git.GitError as error:
-        raise Refusal(f"{patch.name} does not apply: {error}") from None
-    for change in patch.changes:
-        have = hash_file(folder / change.path)
-        if not have or not same_blob(change.new, have):
-            raise Refusal(
-                f"{patch.name} should leave blob {change.new[:10]} of {change.path}, "
-                f"but leaves {(have or 'nothing')[:10]}; it was edited by hand. "
-                f"`run/setup.sh --export` writes it anew"
-            )
+        raise _unreachable(address, error) from None
+    git.run("submodule", "--quiet", "init", "--", sub.label, cwd=sub.root)
+    sub.git("config", "--unset-all", "ogdm.fetching")
+
+
+# ---- patching ------------------------------------------------------------------------------------
 
 
 def apply(sub: Submodule) -> Report:
-    """Applies the series to a clean work tree; all of it or nothing."""
-    series = sub.patches()
-    with rehearse(sub, series) as stage:
-        blobs = {}
-        for path in _chains(series):
-            blobs[path] = hash_file(stage / path)
-        write_record(sub, blobs)
-        for path in blobs:
-            _replace(sub.path / path, (stage / path).read_bytes())
+    """Makes the patched files what patches/ says, all of them or none."""
+    contents = sub.results()
+    reverse(sub)
+    sub.record.write_text(json.dumps({path: blob(text) for path, text in contents.items()}))
+    for path, content in contents.items():
+        file = sub.path / path
+        fresh = file.with_name(f".{file.name}.ogdm")
+        fresh.write_bytes(content)
+        shutil.copymode(file, fresh)
+        os.replace(fresh, file)
     return inspect(sub)
 
 
-def _replace(file: Path, content: bytes) -> None:
-    """Writes a file in one step, its mode kept."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    fresh = file.with_name(f".{file.name}.ogdm")
-    fresh.write_bytes(content)
-    if file.exists():
-        shutil.copymode(file, fresh)
-    os.replace(fresh, file)
-
-
 def reverse(sub: Submodule) -> list[str]:
-    """Takes our lines out of the files whose blob is known, and no others; returns those files."""
+    """Takes our lines out again, unless a file was edited; returns the files put back."""
     report = inspect(sub)
-    ours = read_record(sub) if report.state in (State.OUTDATED, State.WRONG_COMMIT) else {}
-    if report.state is State.WRONG_COMMIT:
-        here = {path: hash_file(sub.path / path) for path in ours}
-        if not ours or here != ours:
-            raise Refusal(explain(report))
-    elif report.state in (State.PATCHED, State.HALF):
-        ours = dict.fromkeys(_chains(sub.patches()), "")
-    elif report.state is State.CLEAN:
-        return []
-    elif report.state is not State.OUTDATED:
+    if report.head is None or report.edited:
         raise Refusal(explain(report))
-    tracked = set(git.text("ls-files", "-z", cwd=sub.path).split("\0"))
-    back = [path for path in ours if path in tracked]
-    if back:
-        sub.git("checkout", "--quiet", "HEAD", "--", *back)
-    for path in set(ours) - tracked:
-        (sub.path / path).unlink(missing_ok=True)
-    write_record(sub, {})
-    return list(ours)
+    if report.changed:
+        sub.git("checkout", "--quiet", "HEAD", "--", *report.changed)
+    sub.record.unlink(missing_ok=True)
+    return report.changed
+
+
+def export(sub: Submodule) -> tuple[list[Path], list[Path]]:
+    """Writes the edited submodule to patches/NAME: `git diff -U0` below the prose that is there.
+
+    Returns the files (written, removed); raises Refusal with nothing written.
+    """
+    report = inspect(sub)
+    if report.head != sub.pin or not report.changed:
+        raise Refusal(explain(report))
+    texts = {}
+    for path in report.changed:
+        file = sub.folder / file_name(path)
+        prose = read(file).prose if file.is_file() else TEMPLATE.strip()
+        texts[file] = f"{prose}\n\n{_diff(sub, path)}"
+        try:
+            same = parse(texts[file], file.name).apply(sub.original(path))
+        except PatchError as error:
+            raise Refusal(f"{sub.label}/{path} cannot become a patch: {error}") from None
+        if same != (sub.path / path).read_bytes():
+            raise Refusal(f"{path}: the exported patch would not give back what is there")
+    sub.folder.mkdir(parents=True, exist_ok=True)
+    removed = [file for file in sorted(sub.folder.glob("*.patch")) if file not in texts]
+    written = [f for f, text in texts.items() if not f.is_file() or f.read_text() != text]
+    for file in removed:
+        file.unlink()
+    for file in written:
+        file.write_bytes(texts[file].encode())
+    sub.record.write_text(json.dumps({path: sub.blob(path) for path in report.changed}))
+    return written, removed
+
+
+def _diff(sub: Submodule, path: str) -> str:
+    """What the work tree adds to a file, as the law wants it; refuses anything but added lines."""
+    raw = git.run(
+        "-c", "core.quotePath=false", "diff", "HEAD", "--unified=0", "--inter-hunk-context=0",
+        "--minimal", "--full-index", "--no-renames", "--no-color", "--no-ext-diff", "--no-textconv",
+        "--src-prefix=a/", "--dst-prefix=b/", "--", path, cwd=sub.path,
+    ).decode()  # fmt: skip
+    taken, number = [], 0
+    for line in raw.split("\n"):
+        if header := re.match(r"@@ -(\d+)", line):
+            number = int(header[1])
+        elif number and line.startswith("-"):
+            taken.append(f"    line {number}: {line[1:]}")
+            number += 1
+    if taken:
+        more = f"\n    and {len(taken) - 5} more" if len(taken) > 5 else ""
+        raise Refusal(
+            f"{sub.label}/{path} changes or removes lines of upstream's:\n"
+            + "\n".join(taken[:5]) + more +
+            "\nA patch only adds lines. Put upstream's line back, and let an added line rebind or\n"
+            "wrap what must behave differently. Nothing was written."
+        )  # fmt: skip
+    return re.sub(r"^(@@ [^@]+ @@).*$", r"\1", raw, flags=re.MULTILINE)
 
 
 def explain(report: Report) -> str:
@@ -349,29 +386,22 @@ def explain(report: Report) -> str:
             f"Move it away and run `run/setup.sh {sub.name}` again."
         )
     if report.state is State.WRONG_COMMIT:
+        edited = f" Edited files: {', '.join(report.edited)}." if report.edited else ""
         return (
-            f"{sub.label} is at {report.head[:10]}, this repository pins {sub.pin[:10]}.\n"
+            f"{sub.label} is at {report.head[:10]}, this repository pins {sub.pin[:10]}.{edited}\n"
             f"If no work of yours is in there:\n"
             f"    run/setup.sh --reverse {sub.name}    (if it is patched)\n"
             f"    git submodule update --checkout {sub.label}\n"
             f"    run/setup.sh {sub.name}\n"
             f"To pin the other commit instead, see 'Moving a pin' in CONTRIBUTING.md."
         )
-    if report.state is State.HALF:
-        return (
-            f"{sub.label} has {report.applied} of {report.total} patches, the others are not in.\n"
-            f"All of its changes are ours, so it is safe to start over:\n"
-            f"    run/setup.sh --reverse {sub.name} && run/setup.sh {sub.name}"
-        )
-    if report.state is State.DIRTY:
-        names = "\n".join(f"    {path}" for path in report.files[:10])
-        more = f"\n    and {len(report.files) - 10} more" if len(report.files) > 10 else ""
+    if report.state is State.EDITED:
+        names = "\n".join(f"    {path}" for path in report.edited[:10])
+        more = f"\n    and {len(report.edited) - 10} more" if len(report.edited) > 10 else ""
         return (
             f"{sub.label} was edited; these files are neither upstream's nor our patches':\n"
             f"{names}{more}\n"
             f"To keep the edits as patches:   run/setup.sh --export {sub.name}\n"
             f"To throw them away:             git -C {sub.label} checkout HEAD -- ."
         )
-    if report.state is State.OUTDATED:
-        return f"{sub.label} has an earlier series; `run/setup.sh {sub.name}` brings it up to date."
     return f"{sub.label}: {report.state.value}; `run/setup.sh {sub.name}` sets it up."
