@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from ogdm_core.files import write_json
 from run import provenance as origin
 from run.evaluate import __main__ as cli
 from run.evaluate import extract, metrics, nets
@@ -329,9 +330,9 @@ def test_versions_and_json_say_what_is_absent_and_leave_nothing_half_written(tmp
     found = origin.versions(["numpy", "no-such-package"])
     assert found["numpy"] == np.__version__ and found["no-such-package"] == "not installed"
     file = tmp_path / "deep" / "out.json"
-    origin.write_json(file, {"a": 1})
+    write_json(file, {"a": 1})
     with pytest.raises(TypeError):
-        origin.write_json(file, {"a": object()})
+        write_json(file, {"a": object()})
     assert json.loads(file.read_text()) == {"a": 1}
     assert list(file.parent.iterdir()) == [file]
 

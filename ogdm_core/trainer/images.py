@@ -1,10 +1,15 @@
-"""Images to train on: digits that come with a dependency, an npz, or a folder.
+"""Sets of images: digits that come with a dependency, an npz, a folder. One reader for all.
 
-All answer with uint8-quantised pixels scaled to [-1, 1], [N, C, H, W].
+Pixels are uint8 [N, C, H, W]. Folders are decoded and npz files are mapped as images are asked for,
+so a large set does not have to fit into memory.
 """
 
 from __future__ import annotations
 
+import shutil
+import struct
+import tempfile
+import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,82 +17,165 @@ import numpy as np
 import torch
 from torch import Tensor
 
-SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp"}
+SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".webp")
 
 
 class Images:
-    """A set of images that is asked for batches by index.
+    """A set of images, held or mapped as an array.
 
-    channels, size   of the images
-    labels           class index of each image [N], or None
+    pixels   uint8 [N, C, H, W]
+    labels   class index of each image [N], or None
     """
 
+    labels: Tensor | None = None
+    shape: tuple[int, int, int]  # (C, H, W)
+
     def __init__(self, pixels: np.ndarray, labels: np.ndarray | None = None):
-        if pixels.ndim != 4 or pixels.shape[2] != pixels.shape[3] or pixels.dtype != np.uint8:
+        if pixels.ndim != 4 or pixels.dtype != np.uint8 or 0 in pixels.shape:
             raise ValueError(
-                f"expected square uint8 images [N, C, H, W], got {pixels.dtype} {pixels.shape}"
+                f"expected uint8 images [N, C, H, W], got {pixels.dtype} {pixels.shape}"
             )
-        self._pixels = torch.from_numpy(np.ascontiguousarray(pixels))
-        self.labels = None if labels is None else torch.from_numpy(labels.astype(np.int64))
-        self.channels, self.size = pixels.shape[1], pixels.shape[2]
+        self._pixels, self.shape = pixels, pixels.shape[1:]
+        if labels is not None:
+            self.labels = torch.from_numpy(labels.astype(np.int64))
 
     def __len__(self) -> int:
         return len(self._pixels)
+
+    @property
+    def channels(self) -> int:
+        """Number of channels of every image."""
+        return self.shape[0]
+
+    @property
+    def size(self) -> int:
+        """Height of every image; `load` gives square ones only."""
+        return self.shape[1]
 
     @property
     def classes(self) -> int:
         """Number of classes, 0 without labels."""
         return 0 if self.labels is None else int(self.labels.max()) + 1
 
+    def pixels(self, index: Tensor) -> Tensor:
+        """Images at `index` [N], as uint8 [N, C, H, W]."""
+        return torch.from_numpy(np.ascontiguousarray(self._pixels[index.numpy()]))
+
     def batch(self, index: Tensor) -> Tensor:
-        """Images [N, C, H, W] in [-1, 1]."""
-        return self._pixels[index].float() / 127.5 - 1
+        """Images at `index` [N], as floats [N, C, H, W] in [-1, 1]."""
+        return self.pixels(index).float() / 127.5 - 1
 
     def all(self) -> Tensor:
-        """Every image at once."""
+        """Every image at once, in [-1, 1]."""
         return self.batch(torch.arange(len(self)))
 
 
 class Folder(Images):
-    """A folder of image files, decoded when asked for; the first file sets size and channels."""
+    """Image files in a folder and below it, in the order of their names; subfolders are classes.
 
-    def __init__(self, root: Path, size: int | None = None):
+    size    images are cropped to the centre square and scaled to this size (default: the first's)
+    exact   images are taken as they are, in RGB, and must all have the first one's size
+    """
+
+    def __init__(self, root: Path, size: int | None = None, exact: bool = False):
         self.files = sorted(p for p in root.rglob("*") if p.suffix.lower() in SUFFIXES)
         if not self.files:
-            raise FileNotFoundError(f"{root}: no image files ({', '.join(sorted(SUFFIXES))}) in it")
-        folders = sorted({p.parent.relative_to(root) for p in self.files})
-        index = {folder: i for i, folder in enumerate(folders)}
-        labels = [index[p.parent.relative_to(root)] for p in self.files]
-        self.labels = torch.tensor(labels) if len(folders) > 1 else None
-        self.size = size
-        first = self._decode(self.files[0])
-        self.channels, self.size = first.shape[0], size or first.shape[1]
+            raise FileNotFoundError(f"{root}: no image files ({', '.join(SUFFIXES)}) in it")
+        folders = sorted({p.parent for p in self.files})
+        if len(folders) > 1:
+            index = {folder: i for i, folder in enumerate(folders)}
+            self.labels = torch.tensor([index[p.parent] for p in self.files])
+        self._side, self._exact = size, exact
+        self.shape = self._decode(self.files[0]).shape
+        self._side = self._side or self.size
         self._pool = ThreadPoolExecutor(4)
 
     def __len__(self) -> int:
         return len(self.files)
 
-    def _decode(self, path: Path) -> np.ndarray:
-        from PIL import Image
+    def pixels(self, index: Tensor) -> Tensor:
+        files = [self.files[i] for i in index.tolist()]
+        found = list(self._pool.map(self._decode, files))
+        for path, p in zip(files, found, strict=True):
+            if p.shape != self.shape:
+                raise ValueError(
+                    f"{path} is {_kind(p.shape)}, but {self.files[0].name} is {_kind(self.shape)}: "
+                    "all images of a folder must be alike"
+                )
+        return torch.from_numpy(np.stack(found))
 
-        with Image.open(path) as image:
-            image = image.convert("L" if image.mode in ("1", "L") else "RGB")
-            side = min(image.size)
-            left, top = (image.width - side) // 2, (image.height - side) // 2
-            image = image.crop((left, top, left + side, top + side))
-            size = self.size or side
-            if side != size:
-                image = image.resize((size, size), Image.Resampling.LANCZOS)
-            pixels = np.asarray(image)
+    def _decode(self, path: Path) -> np.ndarray:
+        from PIL import Image, UnidentifiedImageError
+
+        try:
+            with Image.open(path) as image:
+                if image.mode.startswith(("I", "F")):  # 16 or 32 bits: converting them clips
+                    raise ValueError(f"{path} has mode {image.mode}; save it as 8-bit RGB or grey")
+                grey = image.mode in ("1", "L") and not self._exact
+                image = image.convert("L" if grey else "RGB")
+                side = min(image.size)
+                left, top = (image.width - side) // 2, (image.height - side) // 2
+                if not self._exact:
+                    image = image.crop((left, top, left + side, top + side))
+                if not self._exact and side != (self._side or side):
+                    image = image.resize((self._side, self._side), Image.Resampling.LANCZOS)
+                pixels = np.asarray(image)
+        except (UnidentifiedImageError, OSError) as error:
+            raise ValueError(f"{path} cannot be read as an image ({error}); remove it") from error
         return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
-    def batch(self, index: Tensor) -> Tensor:
-        files = [self.files[i] for i in index.tolist()]
-        pixels = list(self._pool.map(self._decode, files))
-        for path, p in zip(files, pixels, strict=True):
-            if p.shape != (self.channels, self.size, self.size):
-                raise ValueError(f"{path}: has {p.shape[0]} channels, others have {self.channels}")
-        return torch.from_numpy(np.stack(pixels)).float() / 127.5 - 1
+
+def _kind(shape: tuple[int, ...]) -> str:
+    return f"{shape[2]}x{shape[1]} with {shape[0]} channels"
+
+
+def read_npz(path: Path) -> Images:
+    """Images of an npz: arr_0, uint8 [N, H, W, C] or [N, H, W]; arr_1, if it is there, labels."""
+    try:
+        pixels = _mapped(path, "arr_0")
+        if pixels.dtype != np.uint8:
+            raise ValueError(
+                f"arr_0 is {pixels.dtype}, but images must be uint8 in 0..255; for values in "
+                "[-1, 1]: ((x + 1) * 127.5).clip(0, 255).astype('uint8')"
+            )
+        pixels = pixels[..., None] if pixels.ndim == 3 else pixels
+        if pixels.ndim != 4 or pixels.shape[3] not in (1, 3) or 0 in pixels.shape:
+            raise ValueError(
+                f"arr_0 has shape {pixels.shape}; images must be [N, H, W, C] with C 1 or 3"
+            )
+        with np.load(path) as archive:
+            labels = archive.get("arr_1")
+    except zipfile.BadZipFile as error:
+        raise ValueError(f"{path} is not a readable npz ({error}); write it again") from error
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    return Images(pixels.transpose(0, 3, 1, 2), labels)
+
+
+def _mapped(path: Path, name: str) -> np.ndarray:
+    """An array of an npz, mapped into memory; a compressed one is unpacked to a temporary file."""
+    with zipfile.ZipFile(path) as archive:
+        names = [Path(member).stem for member in archive.namelist()]
+        if name not in names:
+            raise ValueError(f"holds no {name}; found {', '.join(names) or 'nothing'}")
+        info = archive.getinfo(f"{name}.npy")
+        with archive.open(info) as member:
+            version = np.lib.format.read_magic(member)
+            if version == (1, 0):
+                shape, fortran, dtype = np.lib.format.read_array_header_1_0(member)
+            else:
+                shape, fortran, dtype = np.lib.format.read_array_header_2_0(member)
+            if 0 in shape:
+                return np.empty(shape, dtype)
+            order = "F" if fortran else "C"
+            if info.compress_type != zipfile.ZIP_STORED:
+                with tempfile.TemporaryFile() as file:
+                    shutil.copyfileobj(member, file)
+                    return np.memmap(file, dtype, "r", 0, shape, order)
+            with path.open("rb") as file:  # the member's own header: 30 bytes, its name, extras
+                file.seek(info.header_offset + 26)
+                offset = info.header_offset + 30 + sum(struct.unpack("<HH", file.read(4)))
+            return np.memmap(path, dtype, "r", offset + member.tell(), shape, order)
 
 
 def digits() -> Images:
@@ -117,22 +205,19 @@ def mnist(size: int = 16) -> Images:
 
 
 def load(name: str, size: int | None = None) -> Images:
-    """`digits`, `mnist`, an .npz (arr_0 uint8 NHWC [, arr_1 labels]) or a folder of images."""
+    """Square images: `digits`, `mnist`, an .npz (see `read_npz`) or a folder of image files."""
+    path = Path(name)
     if name == "digits":
         return digits()
     if name == "mnist":
         return mnist(size or 16)
-    path = Path(name)
     if path.is_dir():
         return Folder(path, size)
     if path.suffix == ".npz" and path.is_file():
-        with np.load(path) as archive:
-            if "arr_0" not in archive:
-                raise ValueError(f"{path}: holds no arr_0; found {', '.join(archive.files)}")
-            pixels = archive["arr_0"]
-            labels = archive.get("arr_1")
-        pixels = pixels[..., None] if pixels.ndim == 3 else pixels
-        return Images(pixels.transpose(0, 3, 1, 2), labels)
+        images = read_npz(path)
+        if images.shape[1] != images.shape[2]:
+            raise ValueError(f"{path}: images must be square, these are {_kind(images.shape)}")
+        return images
     raise FileNotFoundError(
         f"no data at {name!r}; give digits, mnist, an .npz file or a folder of images"
     )

@@ -5,12 +5,13 @@ It is not Inception: its numbers compare models on this data with each other and
 
 from __future__ import annotations
 
-import os
+import pickle
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from ogdm_core.files import whole
 from ogdm_core.trainer.images import Images
 
 
@@ -75,16 +76,28 @@ def train_classifier(images: Images, epochs: int = 20, seed: int = 0) -> tuple[C
 
 
 def save_classifier(path: Path, classifier: Classifier, accuracy: float) -> None:
-    """Writes what `load_classifier` reads."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".part")
-    torch.save({"state": classifier.state_dict(), "accuracy": accuracy}, partial)
-    os.replace(partial, path)
+    """Writes what `read_classifier` reads."""
+    with whole(path) as file:
+        torch.save({"state": classifier.state_dict(), "accuracy": accuracy}, file)
+
+
+def read_classifier(path: Path) -> tuple[Classifier, float]:
+    """The classifier and its accuracy, as `train_classifier` gave them."""
+    try:
+        saved = torch.load(path, map_location="cpu", weights_only=True)
+        state = saved["state"]
+        net = Classifier(state["body.0.weight"].shape[1], len(state["head.1.bias"]))
+        net.load_state_dict(state)
+        return net.eval().requires_grad_(False), saved["accuracy"]
+    except (RuntimeError, pickle.UnpicklingError, KeyError, TypeError, EOFError) as error:
+        raise ValueError(
+            f"{path} is not a classifier that run/quickstart.sh wrote ({error})"
+        ) from error
 
 
 def load_classifier(path: Path, images: Images) -> tuple[Classifier, float]:
-    """The classifier and its accuracy, as `train_classifier` gave them."""
-    saved = torch.load(path, weights_only=True)
-    net = Classifier(images.channels, len(saved["state"]["head.1.bias"]))
-    net.load_state_dict(saved["state"])
-    return net.eval().requires_grad_(False), saved["accuracy"]
+    """`read_classifier`, for these images."""
+    net, accuracy = read_classifier(path)
+    if (channels := net.body[0].in_channels) != images.channels:
+        raise ValueError(f"{path} is for {channels} channels, the images have {images.channels}")
+    return net, accuracy
