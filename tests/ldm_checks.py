@@ -28,7 +28,8 @@ from PIL import Image  # noqa: E402
 
 from ogdm_core.compat.lightning import Trainer, translate  # noqa: E402
 from ogdm_core.splice.ldm import schedule_of  # noqa: E402
-from run.train.ldm import CONFIGS  # noqa: E402
+from run.train.commands import train  # noqa: E402
+from run.train.presets import PRESETS  # noqa: E402
 
 
 def build(ogdm=(), target=None, **params):
@@ -229,9 +230,9 @@ def check_bad_settings_are_named():
 
 def check_the_papers_lsun_church_model_is_built():
     """Upstream's config and ours over it: 295 M parameters, on no device."""
-    upstream = OmegaConf.load("configs/latent-diffusion/lsun_churches-ldm-kl-8.yaml")
-    ours = OmegaConf.load(CONFIGS / "lsun_churches_ogdm_ft.yaml")
-    config = OmegaConf.merge(upstream, ours)
+    flags = train(PRESETS["lsun-church-ldm-ogdm-ft"], "", Path("out")).flags
+    row = OmegaConf.from_dotlist([f"{n}={v}" for n, v in flags.items() if not n.startswith("-")])
+    config = OmegaConf.merge(*map(OmegaConf.load, flags["--base"]), row)
     assert config.model.params.ckpt_path == "models/ldm/lsun_churches256/model.ckpt"
     config.model.params.ckpt_path = None
     for part in ("unet_config", "first_stage_config"):

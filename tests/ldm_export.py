@@ -6,10 +6,10 @@ import torch
 from ldm.util import instantiate_from_config
 from omegaconf import OmegaConf
 
-from run.train import ldm
+from run.train.__main__ import main
 
 checkpoint, folder = sys.argv[1:]
-ldm.main(["export", checkpoint, folder])
+main(["export", checkpoint, folder])
 model = instantiate_from_config(OmegaConf.load(f"{folder}/config.yaml").model)
 assert type(model).__module__ == "ldm.models.diffusion.ddpm", type(model)
 weights = torch.load(f"{folder}/model.ckpt", weights_only=True)["state_dict"]

@@ -11,8 +11,6 @@ from click.testing import CliRunner
 
 from ogdm_core.config import OGDMConfig
 from ogdm_core.splice import edm as splice
-from run.train import edm as launcher
-from run.train.presets import PRESETS
 
 
 class Net(torch.nn.Module):
@@ -241,54 +239,6 @@ def test_collection_keeps_the_order_of_the_seeds(tmp_path):
         assert npz["arr_0"].dtype == np.uint8
         assert np.array_equal(npz["arr_0"], images.repeat(3, axis=3))
         assert npz["arr_1"].tolist() == [0, 1, 2]
-
-
-# ---- presets ------------------------------------------------------------------------------------
-
-
-def test_a_preset_expands_to_the_full_command_line(capsys):
-    args = "cifar10-edm-cond-ogdm-ft --data c.zip --gpus 8 --dry-run --ogdm-seed=3 --fp16=1"
-    assert launcher.main(args.split()) == 0
-    words = capsys.readouterr().out.split()
-    assert words[:3] == ["torchrun", "--standalone", "--nproc_per_node=8"]
-    expected = (
-        "--data=c.zip --cond=1 --arch=ddpmpp --precond=edm --batch=512 --duration=20 --lr-rampup=0 "
-        "--ogdm --ogdm-projection=euler --ogdm-k=0.2 --ogdm-gamma=0.025"
-    )
-    assert set(expected.split()) <= set(words)
-    assert any(word.startswith("--transfer=") and "-cond-" in word for word in words)
-    assert words[-2:] == ["--ogdm-seed=3", "--fp16=1"], "the user's flags come last"
-    assert "--ogdm-seed=0" not in words, "and replace the preset's"
-
-
-def test_every_edm_preset_sets_its_row_of_table_5(tmp_path):
-    names = [name for name, preset in PRESETS.items() if preset.backbone == "edm"]
-    assert len(names) >= 5
-    for name in names:
-        preset = PRESETS[name]
-        words = launcher.command(preset, "c.zip", 1, "out", tmp_path)
-        assert ("--ogdm" in words) == preset.ogdm
-        assert f"--cond={int(preset.conditional)}" in words
-        assert f"--duration={preset.images / 1e6:g}" in words
-        assert any(w.startswith("--transfer=") for w in words) == (preset.training == "finetune")
-        if preset.ogdm:
-            args = [w for w in words if w.startswith(("--ogdm", "--lr"))]
-            seen, _ = options(*[a for a in args if not a.startswith("--lr=")])
-            want = OGDMConfig(projection=preset.projection, k=preset.k, gamma=preset.gamma)
-            assert seen["ogdm"] == want.to_dict()
-
-
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        ("nope --data c.zip --dry-run", "cifar10-edm-ogdm-ft"),
-        ("cifar10-edm-ogdm-ft --data c.zip --edm nowhere", "run/setup.sh"),
-    ],
-)
-def test_a_wrong_preset_or_an_unpatched_clone_says_what_to_do(args, message, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        launcher.main(args.split())
-    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("fine_tuned", [True, False])

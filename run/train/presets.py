@@ -1,7 +1,6 @@
-"""Tables 5 and 6 of the paper as data: what was trained how, and sampled how.
+"""Tables 5 and 6 of the paper as data: what was trained how, and sampled how."""
 
-A preset names one row. The splice of its backbone expands it to a full command line.
-"""
+# ruff: noqa: E501 (aligned columns)
 
 from __future__ import annotations
 
@@ -18,10 +17,14 @@ class Preset:
     training: str  # baseline | scratch | finetune
     batch: int
     images: int  # images seen in training
-    conditional: bool = False
     projection: str | None = None
     k: float | None = None
     gamma: float | None = None
+
+    @property
+    def conditional(self) -> bool:
+        """Trained with class labels. Table 5 lists such rows together with the others."""
+        return "-cond-" in self.name
 
     @property
     def ogdm(self) -> bool:
@@ -32,36 +35,35 @@ class Preset:
         """Optimiser steps: images seen over the batch size."""
         return round(self.images / self.batch)
 
+    @property
+    def baseline(self) -> str | None:
+        """The preset whose weights a fine-tune starts from; None for the others."""
+        return f"{self.name.split('-ogdm')[0]}-baseline" if self.training == "finetune" else None
+
 
 M = 1_000_000
-_EULER_FT = {"training": "finetune", "projection": "euler", "k": 0.2, "gamma": 0.025}
-_EULER_SCRATCH = {"training": "scratch", "projection": "euler", "k": 0.1, "gamma": 0.01}
-
-# `images`: Table 5 rounds ADM's to 38M and 2M; the exact numbers are 300k and 15k steps of 128.
+ADM, FT = 300_000 * 128, 15_000 * 128  # Table 5 rounds them to 38M and 2M
+LDM = 1_500_000
 _ROWS = (
-    Preset("cifar10-adm-baseline", "cifar10", "adm", "baseline", 128, 300_000 * 128),
-    Preset("cifar10-adm-ogdm", "cifar10", "adm", batch=128, images=300_000 * 128, **_EULER_SCRATCH),
-    Preset("cifar10-adm-ogdm-ft", "cifar10", "adm", batch=128, images=15_000 * 128, **_EULER_FT),
-    Preset("cifar10-edm-baseline", "cifar10", "edm", "baseline", 512, 200 * M),
-    Preset("cifar10-edm-ogdm-ft", "cifar10", "edm", batch=512, images=20 * M, **_EULER_FT),
-    Preset("cifar10-edm-ogdm-ft-heun", "cifar10", "edm", "finetune", 512, 20 * M,
-           projection="heun", k=0.2, gamma=0.005),
-    Preset("cifar10-edm-cond-baseline", "cifar10", "edm", "baseline", 512, 200 * M,
-           conditional=True),
-    Preset("cifar10-edm-cond-ogdm-ft", "cifar10", "edm", batch=512, images=20 * M,
-           conditional=True, **_EULER_FT),
-    Preset("celeba64-adm-baseline", "celeba64", "adm", "baseline", 128, 300_000 * 128),
-    Preset("celeba64-adm-ogdm", "celeba64", "adm", batch=128, images=300_000 * 128,
-           **_EULER_SCRATCH),
-    Preset("celeba64-adm-ogdm-ft", "celeba64", "adm", batch=128, images=15_000 * 128, **_EULER_FT),
-    Preset("lsun-church-ldm-baseline", "lsun-church", "ldm", "baseline", 96, 48 * M),
-    Preset("lsun-church-ldm-ogdm-ft", "lsun-church", "ldm", "finetune", 96, 1_500_000,
-           projection="euler", k=0.1, gamma=0.01),
+    # name                       dataset        backbone training     batch images  projection k   gamma
+    ("cifar10-adm-baseline",      "cifar10",     "adm", "baseline", 128, ADM),
+    ("cifar10-adm-ogdm",          "cifar10",     "adm", "scratch",  128, ADM,    "euler", 0.1, 0.01),
+    ("cifar10-adm-ogdm-ft",       "cifar10",     "adm", "finetune", 128, FT,     "euler", 0.2, 0.025),
+    ("cifar10-edm-baseline",      "cifar10",     "edm", "baseline", 512, 200 * M),
+    ("cifar10-edm-ogdm-ft",       "cifar10",     "edm", "finetune", 512, 20 * M, "euler", 0.2, 0.025),
+    ("cifar10-edm-ogdm-ft-heun",  "cifar10",     "edm", "finetune", 512, 20 * M, "heun",  0.2, 0.005),
+    ("cifar10-edm-cond-baseline", "cifar10",     "edm", "baseline", 512, 200 * M),
+    ("cifar10-edm-cond-ogdm-ft",  "cifar10",     "edm", "finetune", 512, 20 * M, "euler", 0.2, 0.025),
+    ("celeba64-adm-baseline",     "celeba64",    "adm", "baseline", 128, ADM),
+    ("celeba64-adm-ogdm",         "celeba64",    "adm", "scratch",  128, ADM,    "euler", 0.1, 0.01),
+    ("celeba64-adm-ogdm-ft",      "celeba64",    "adm", "finetune", 128, FT,     "euler", 0.2, 0.025),
+    ("lsun-church-ldm-baseline",  "lsun-church", "ldm", "baseline", 96,  48 * M),
+    ("lsun-church-ldm-ogdm-ft",   "lsun-church", "ldm", "finetune", 96,  LDM,    "euler", 0.1, 0.01),
 )  # fmt: skip
 
-PRESETS = {row.name: row for row in _ROWS}
+PRESETS = {row[0]: Preset(*row) for row in _ROWS}
 
-# Table 6: (dataset, backbone) -> sampler -> discretisation.
+# Table 6: (dataset, backbone) -> sampler -> discretisation. "default of Karras et al." is karras.
 DISCRETISATION = {
     ("cifar10", "adm"): {"euler": "quadratic", "s-pndm": "linear", "f-pndm": "linear"},
     ("cifar10", "edm"): {"euler": "karras", "heun": "karras", "s-pndm": "karras"},
@@ -72,7 +74,7 @@ DISCRETISATION = {
 
 def get_preset(name: str, backbone: str | None = None) -> Preset:
     """The preset of that name; the error lists the names there are."""
-    known = [p.name for p in _ROWS if backbone in (None, p.backbone)]
+    known = [p.name for p in PRESETS.values() if backbone in (None, p.backbone)]
     if name not in known:
         raise ValueError(f"unknown preset {name!r}; use one of {', '.join(known)}")
     return PRESETS[name]

@@ -97,10 +97,16 @@ def test_steps_follow_from_images_and_batch():
     assert PRESETS["lsun-church-ldm-ogdm-ft"].steps == 15_625
 
 
+def test_a_fine_tune_starts_from_the_baseline_beside_it():
+    for preset in PRESETS.values():
+        assert (preset.baseline is not None) == (preset.training == "finetune")
+        if preset.baseline:
+            base = PRESETS[preset.baseline]
+            assert (base.dataset, base.backbone, base.conditional, base.training) == (
+                preset.dataset, preset.backbone, preset.conditional, "baseline")  # fmt: skip
+
+
 def test_lookup_lists_what_there_is():
-    assert get_preset("cifar10-edm-ogdm-ft", "edm").projection == "euler"
+    assert get_preset("cifar10-edm-ogdm-ft").projection == "euler"
     with pytest.raises(ValueError, match="unknown preset 'imagenet'.*cifar10-adm-ogdm, "):
         get_preset("imagenet")
-    with pytest.raises(ValueError, match="unknown preset 'cifar10-adm-ogdm'") as error:
-        get_preset("cifar10-adm-ogdm", "edm")
-    assert "cifar10-edm-ogdm-ft" in str(error.value) and "ldm" not in str(error.value)

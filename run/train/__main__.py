@@ -1,0 +1,121 @@
+"""`python -m run.train PRESET`, which run/train.sh calls: trains or samples a row of Table 5."""
+
+# ruff: noqa: E501 (aligned columns)
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from run.provenance import ROOT
+
+from .commands import Command, Engine, not_ready, resumed, sample, train
+from .presets import PRESETS, Preset, get_preset
+
+
+# fmt: off
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    p = argparse.ArgumentParser(
+        prog="run/train.sh", usage="%(prog)s PRESET [OPTION...] [-- NATIVE FLAG...]",
+        description="Trains a row of the paper's Table 5 with its backbone's own trainer, or "
+        "samples from it (--sample). Prints the native command and runs it. What follows -- goes "
+        "to upstream's script as it is, after the preset's flags, so it wins.",
+        epilog=f"presets: {', '.join(PRESETS)}. `export CKPT DIR` in place of PRESET writes a "
+        "trained latent-diffusion model for untouched upstream code.",
+    )
+    add = p.add_argument
+    add("preset",        metavar="PRESET", help="a row of Table 5, see below")
+    add("--data",        metavar="PATH", default="", help="ADM: a folder of images; EDM: a zip or folder in its format (run/prepare_data.sh makes them). LDM reads data/lsun in its own folder")
+    add("--out",         metavar="DIR",  type=Path, help="results (default: out/PRESET, or out/PRESET-samples)")
+    add("--init",        metavar="FILE", default="", help="weights that a fine-tune starts from (default: the released model; ADM has none)")
+    add("--resume",      action="store_true", help="go on from the last checkpoint in --out")
+    add("--sample",      metavar="SAMPLER", default="", help="sample, in place of training: euler, heun, s-pndm, f-pndm, stochastic")
+    add("--nfe",         metavar="N",    type=int, default=10, help="with --sample (default: 10)")
+    add("--model",       metavar="FILE", default="", help="with --sample: the weights")
+    add("--images",      metavar="N",    type=int, default=50_000, help="with --sample (default: 50000)")
+    add("--seed",        metavar="N",    type=int, help="of sampling (default: 0), or of training; ADM's trainer has none")
+    add("--gpus",        metavar="N",    type=int, default=1, help="processes in all, one per GPU (default: 1)")
+    add("--nodes",       metavar="N",    type=int, default=1, help="machines (default: 1); see docs/clusters.md")
+    add("--rendezvous",  metavar="HOST:PORT", default="", help="where EDM's nodes meet, if it is not Slurm that starts them")
+    add("--third-party", metavar="DIR",  type=Path, default=ROOT / "third_party", help="the patched codebases (default: third_party)")
+    add("--dry-run",     action="store_true", help="print the command and stop")
+    return p
+# fmt: on
+
+
+def command(args: argparse.Namespace, preset: Preset) -> Command | None:
+    """The native command, with paths that hold in any folder; None if there is nothing left."""
+    engine = Engine(args.gpus, args.nodes, args.rendezvous, args.third_party.absolute())
+    out = (args.out or Path("out") / (preset.name + ("-samples" if args.sample else ""))).absolute()
+    if args.sample:
+        if not args.model:
+            raise ValueError("--sample needs --model, the weights that training wrote")
+        from ogdm_core.samplers import steps_for_nfe
+
+        steps_for_nfe(args.sample, args.nfe)  # refuses unknown samplers, and NFEs they cannot hit
+        model = _absolute(args.model)
+        return sample(preset, model, out, args.sample, args.nfe, args.images, args.seed or 0,
+                      engine)  # fmt: skip
+    if preset.backbone == "ldm" and args.data:
+        raise ValueError("--data: latent-diffusion reads data/lsun in its own folder; "
+                         "run/prepare_data.sh lsun puts LSUN there")  # fmt: skip
+    if preset.backbone != "ldm" and not args.data:
+        raise ValueError("--data: give the images to train on (run/prepare_data.sh makes them)")
+    if preset.backbone == "adm" and args.seed is not None:
+        raise ValueError("--seed: guided-diffusion's trainer has none; leave it out")
+    data, init = _absolute(args.data), _absolute(args.init)
+    made = train(preset, data, out, init, args.seed, engine)
+    return resumed(made, preset.backbone, out) if args.resume else made
+
+
+def _absolute(path: str) -> str:
+    url = path.startswith(("http://", "https://"))
+    return path if url or not path else str(Path(path).absolute())
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit status: upstream's."""
+    argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] == ["export"]:
+        return _export(argv[1:])
+    cut = argv.index("--") if "--" in argv else len(argv)
+    p = parser()
+    args = p.parse_args(argv[:cut])
+    try:
+        preset = get_preset(args.preset)
+        made = command(args, preset)
+    except ValueError as error:
+        return _refuse(str(error))
+    if made is None:
+        print(f"{preset.name} is finished in {args.out}")
+        return 0
+    made = replace(made, native=tuple(argv[cut + 1 :]))
+    print(made, flush=True)
+    if args.dry_run:
+        return 0
+    if problem := not_ready(preset.backbone, args.third_party):
+        return _refuse(problem)
+    return made.run()
+
+
+def _refuse(problem: str) -> int:
+    print(f"error: {problem}", file=sys.stderr)
+    return 2
+
+
+def _export(argv: list[str]) -> int:
+    from ogdm_core.splice.ldm import export
+
+    p = argparse.ArgumentParser(prog="run/train.sh export")
+    p.add_argument("checkpoint", metavar="CKPT", help="as in RUN/checkpoints/last.ckpt")
+    p.add_argument("folder", metavar="DIR", help="gets model.ckpt and config.yaml")
+    args = p.parse_args(argv)
+    export(args.checkpoint, args.folder)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
