@@ -4,14 +4,17 @@ ADM, diffusers   add_arguments(parser)       --ogdm True --ogdm_k 0.2, --ogdm --
 EDM              click_options(command)      --ogdm --ogdm-k=0.2
 LDM              OGDMConfig.from_mapping     model.params.ogdm.k: 0.2
 launchers        to_flags(config)            {"ogdm": "True", "ogdm_k": "0.2", ...}
+
+`Parser` and `number` are for the command lines of our own.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import Field, fields
-from typing import Any
+from typing import Any, NoReturn
 
 from .config import OGDMConfig, check, truth
 
@@ -81,6 +84,34 @@ def click_options(command: Callable) -> Callable:
     return click.option(
         f"--{PREFIX}", default=False, type=click.BOOL, metavar="BOOL", help=SWITCH_HELP, **switch
     )(command)
+
+
+class Parser(argparse.ArgumentParser):
+    """Takes flags by their full names; an error is one line, without the whole usage."""
+
+    def __init__(self, **options: Any):
+        plain = argparse.RawDescriptionHelpFormatter
+        super().__init__(allow_abbrev=False, formatter_class=plain, **options)
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message}\nsee {self.prog} --help\n")
+
+
+def number(kind: type, low: float, high: float = math.inf) -> Callable[[str], float]:
+    """The type of a flag whose value is in [low, high)."""
+
+    def parse(text: str) -> float:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = math.nan
+        if not low <= value < high:
+            numbers = "a whole number" if kind is int else "a number"
+            bound = f"in [{low}, {high})" if high < math.inf else f">= {low}"
+            raise argparse.ArgumentTypeError(f"{text} is not allowed; give {numbers} {bound}")
+        return value
+
+    return parse
 
 
 def _dest(f: Field) -> str:

@@ -1,7 +1,12 @@
 """The quickstart end to end, small: files, table, honesty about a discriminator at chance."""
 
+import dataclasses
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -11,8 +16,7 @@ pytest.importorskip("diffusers", reason="the diffusers extra is not installed")
 from ogdm_core.trainer.images import digits  # noqa: E402
 from run.evaluate.classifier import train_classifier  # noqa: E402
 from run.quickstart import __main__ as quickstart  # noqa: E402
-from run.quickstart import report, toy  # noqa: E402
-from run.quickstart import score as evaluate  # noqa: E402
+from run.quickstart import report, score, toy  # noqa: E402
 
 SMALL = ["--steps", "4", "--samples", "100"]
 
@@ -31,7 +35,7 @@ def test_it_writes_what_it_promises(finished):
         assert {"method", "sampler", "nfe", "fid", "recall", "seed"} <= set(row)
         assert row["fid"] > 0 and 0 <= row["recall"] <= 1
     cells = {(r["sampler"], r["nfe"]) for r in results["rows"]}
-    assert cells == {(s, n) for s, nfes in evaluate.GRID.items() for n in nfes}
+    assert cells == {(s, n) for s, nfes in score.GRID.items() for n in nfes}
     assert results["command"].startswith("run/quickstart.sh") and results["versions"]["torch"]
     for name in report.FILES:
         assert (finished / name).stat().st_size > 1000
@@ -50,28 +54,23 @@ def test_a_second_run_does_nothing_and_says_the_same(finished, monkeypatch):
 
 def test_the_same_seed_gives_the_same_table(finished, tmp_path, monkeypatch):
     run = next((finished / "runs").glob("control-*"))
-    monkeypatch.setattr(evaluate, "GRID", {"euler": (5,), "f-pndm": (20,)})
+    monkeypatch.setattr(score, "GRID", {"euler": (5,), "f-pndm": (20,)})
     argv = [str(run), "--samples", "100", "--classifier", *map(str, finished.glob("classifier-*"))]
-    evaluate.main([*argv, "--output", str(tmp_path / "again.json")])
+    score.main([*argv, "--output", str(tmp_path / "again.json")])
     again = json.loads((tmp_path / "again.json").read_text())["rows"]
     first = json.loads((run / "evaluation.json").read_text())["rows"]
     assert all(row in first for row in again)
 
 
 def test_flags_of_the_method_replace_the_defaults_of_the_job():
-    job = quickstart.JOBS["digits"]
-
     def given(*argv):
-        flags = quickstart.given_ogdm_flags([*argv, "--out", "0.0625"], job)
-        return dict(zip(flags[::2], flags[1::2], strict=True))
+        return quickstart.parse([*argv, "--out", "0.0625"])[1]
 
-    assert given("--ogdm-gamma", "0.5")["--ogdm-gamma"] == "0.5"
-    assert given("--ogdm-gamma", "0.5")["--ogdm-d-kind"] == "light"
+    assert (given().k, given().gamma, given().d_kind) == (0.35, 0.06, "light")
+    assert given("--ogdm-gamma", "0.5") == dataclasses.replace(given(), gamma=0.5)
     hinge = given("--ogdm-adversarial", "hinge")  # each form has a weight of its own
-    assert hinge["--ogdm-adversarial"] == "hinge"
-    assert hinge["--ogdm-gamma"] != given()["--ogdm-gamma"]
-    both = given("--ogdm-adversarial", "hinge", "--ogdm-gamma", "0.5")
-    assert both["--ogdm-gamma"] == "0.5"
+    assert (hinge.adversarial, hinge.gamma) == ("hinge", 0.03)
+    assert given("--ogdm-adversarial", "hinge", "--ogdm-gamma", "0.5").gamma == 0.5
 
 
 @pytest.mark.parametrize(("accuracy", "at_chance"), [(0.5, True), (0.503, True), (0.53, False)])
@@ -88,6 +87,23 @@ def test_a_failing_child_is_named_and_stops_the_rest(tmp_path, capfd):
     code = quickstart.main(["--out", str(tmp_path), *SMALL, "--ogdm-k", "0.0001"])
     assert code == 1
     assert "smallest k that works" in capfd.readouterr().err
+
+
+def test_ctrl_c_lets_the_trainings_save_and_the_same_command_continues(tmp_path):
+    argv = ["--out", str(tmp_path), "--steps", "400", "--samples", "100"]
+    command = [sys.executable, "-m", "run.quickstart", *argv]
+    child = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONUNBUFFERED": "1"},
+    )  # fmt: skip
+    for line in child.stdout:
+        if line.startswith("ogdm, seed 0: train: step"):
+            child.send_signal(signal.SIGTERM)
+            break
+    _, said = child.communicate(timeout=120)
+    assert child.returncode == 130 and "the same command continues" in said
+    (checkpoint,) = tmp_path.glob("runs/ogdm-*/checkpoint.pt")
+    assert 50 <= torch.load(checkpoint, weights_only=True)["step"] < 400
 
 
 @pytest.mark.parametrize("flags", [["--steps", "0"], ["--samples", "9"], ["--seeds", "a"]])

@@ -31,6 +31,7 @@ from ogdm_core.splice.diffusers import (  # noqa: E402
 )
 from ogdm_core.trainer import images as data_sets  # noqa: E402
 from ogdm_core.trainer import train  # noqa: E402
+from ogdm_core.trainer.__main__ import main  # noqa: E402
 
 TINY = ["--channels", "8,8", "--batch-size", "8", "--log-every", "1"]
 OGDM = ["--ogdm", "--ogdm-k", "0.3", "--ogdm-gamma", "0.5", "--ogdm-d-width", "0.02"]
@@ -38,7 +39,7 @@ OGDM = ["--ogdm", "--ogdm-k", "0.3", "--ogdm-gamma", "0.5", "--ogdm-d-width", "0
 
 @pytest.fixture(autouse=True)
 def fresh_process_state():
-    """accelerate keeps one state a process; a test is a process of its own."""
+    """accelerate keeps one state per process; each test stands for a process."""
     from accelerate.state import AcceleratorState
 
     torch.set_num_threads(1)
@@ -46,7 +47,7 @@ def fresh_process_state():
 
 
 def run(folder, *flags, steps=4, base=TINY):
-    code = train.main([*base, "--output", str(folder), "--steps", str(steps), *flags])
+    code = main([*base, "--output", str(folder), "--steps", str(steps), *flags])
     assert code == 0
     return folder
 
@@ -113,12 +114,16 @@ def test_annealing_lets_both_rates_fall_and_fixes_the_length(tmp_path, capsys):
 
 
 def test_a_run_is_not_continued_with_other_settings(trained, capsys):
-    with pytest.raises(SystemExit):
-        train.main([*TINY, *OGDM, "--output", str(trained), "--lr", "0.5"])
-    assert "was made with lr = 0.0001, this run has 0.5" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        train.main([*TINY, *OGDM, "--output", str(trained), "--channels", "16,8"])
-    assert "was made with unet = ['8,8'" in capsys.readouterr().err
+    for flags, words in [
+        (["--lr", "0.5"], "was made with lr = 0.0001, this run has 0.5; repeat"),
+        (["--channels", "16,8"], "was made with unet = ['8,8'"),
+        (["--ogdm-k", "0.2", "--seed", "1"],
+         "was made with seed = 0, this run has 1; ogdm_k = 0.3, this run has 0.2; repeat"),
+        (["--ogdm", "false"], "was made with ogdm = True, this run has False; repeat"),
+    ]:  # fmt: skip
+        with pytest.raises(SystemExit):
+            main([*TINY, *OGDM, "--output", str(trained), *flags])
+        assert words in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -129,16 +134,44 @@ def test_a_run_is_not_continued_with_other_settings(trained, capsys):
         (["--ogdm", "--ogdm-k", "0.0001"], "smallest k that works is 0.001"),
         (["--model", "nowhere"], "no folder 'nowhere'"),
         (["--data", "nowhere"], "no data at 'nowhere'"),
-        (["--steps", "0"], "--steps: 0 is not allowed"),
+        (["--steps", "0"], "--steps: 0 is not allowed; give a whole number >= 1"),
+        (["--ema", "nan"], "--ema: nan is not allowed; give a number in [0, 1)"),
+        (["--seed", "1e3"], "--seed: 1e3 is not allowed; give a whole number in [0, 2147483648)"),
         (["--norm-groups", "3"], "--norm-groups: 3 does not divide [8, 8]"),
+        (["--channels", "8,x"], "--channels: '8,x' is not allowed"),
+        (["--output", __file__], "--output: cannot write"),
+        (["--output", __file__ + "/below"], "is no writable folder"),
     ],
 )
-def test_bad_input_is_refused_before_anything_is_written(tmp_path, capsys, flags, words):
+def test_bad_input_is_refused_in_one_line_before_anything_is_written(
+    tmp_path, capsys, flags, words
+):
     with pytest.raises(SystemExit) as error:
-        train.main([*TINY, "--output", str(tmp_path / "out"), *flags])
+        main([*TINY, "--output", str(tmp_path / "out"), *flags])
     assert error.value.code == 2
-    assert words in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert words in said
+    assert said.startswith("error: ") and said.endswith("see python -m ogdm_core.trainer --help\n")
+    assert said.count("\n") == 2
     assert not (tmp_path / "out").exists()
+
+
+def test_a_missing_package_is_named_with_the_extra_that_brings_it(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "accelerate", None)
+    with pytest.raises(SystemExit):
+        main(["--output", str(tmp_path / "out")])
+    said = capsys.readouterr().err
+    assert "accelerate" in said and "pip install 'ogdm[diffusers]'" in said
+
+
+def test_wrong_flags_are_refused_before_diffusers_is_imported(tmp_path):
+    code = "import sys; from ogdm_core.trainer.__main__ import main\n"
+    code += "try: main(sys.argv[1:])\n"
+    code += "finally: print({'diffusers', 'accelerate', 'sklearn'} & set(sys.modules))"
+    for flags in (["--data", "nowhere"], ["--model", "nowhere"], ["--steps", "0"]):
+        command = [sys.executable, "-c", code, "--output", str(tmp_path), *flags]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 2 and done.stdout == "set()\n", done.stderr
 
 
 @pytest.mark.parametrize("scheduler", [DDIMScheduler, PNDMScheduler, DPMSolverMultistepScheduler])

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from ..observer import Observer
+from ..random import torch_state
 from ..schedule import DiscreteVP, expand
 
 
@@ -68,6 +69,7 @@ def training_loss(
     One forward pass of the network serves both terms (Heun's projection takes one more).
     """
     x_t = schedule.diffuse(x_0, eps, t)
+    rng = torch_state(x_t.device)
     prediction = unet(x_t, t - 1, class_labels=label).sample.float()
     target = target_of(x_0, eps, t, schedule, kind)
     transition = (prediction - target).square().mean()
@@ -81,5 +83,6 @@ def training_loss(
         eps_t=to_eps(prediction, x_t, t, schedule, kind),
         eps_fn=eps_fn_of(unet, schedule, kind, label),
         label=label,
+        rng=rng,
     )
     return transition + emission.mean(), transition.detach()

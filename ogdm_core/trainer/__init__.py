@@ -1,1 +1,1 @@
-"""Our own trainer, for diffusers' U-Nets: `python -m ogdm_core.trainer`."""
+"""A trainer for diffusers' U-Nets, with or without OGDM: `python -m ogdm_core.trainer`."""

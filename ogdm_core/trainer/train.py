@@ -1,15 +1,9 @@
-"""Trains or fine-tunes a diffusers `UNet2DModel`, with or without OGDM.
-
-    python -m ogdm_core.trainer --data digits --model PATH --output OUT --ogdm
-    accelerate launch -m ogdm_core.trainer ...        (several GPUs or processes)
-
-Writes to OUT a folder that plain diffusers loads (`DDPMPipeline.from_pretrained(OUT)`), with the
-EMA weights. `OUT/checkpoint.pt` holds the rest; Ctrl-C saves it, and the same command continues.
-"""
+"""The training loop behind `python -m ogdm_core.trainer`."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shlex
@@ -17,53 +11,26 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
-from .. import flags
-from ..files import write_json
+from ..files import whole, write_json, write_text
+from ..flags import from_args
 from ..observer import Observer
 from ..splice.diffusers import schedule_of, training_loss
 from . import images as data_sets
 
+if TYPE_CHECKING:  # diffusers takes seconds to import: what is wrong with the flags comes first
+    from diffusers import DDPMScheduler, UNet2DModel
+
 CHECKPOINT = "checkpoint.pt"
-
-
-def parser() -> argparse.ArgumentParser:
-    """Every flag of a run."""
-    p = argparse.ArgumentParser(
-        prog="python -m ogdm_core.trainer", description=__doc__.split("\n\n")[0],
-        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
-    )  # fmt: skip
-    add = p.add_argument
-    add("--data", default="digits", help="digits, mnist, an .npz or a folder (default: digits)")
-    add("--size", type=int, help="image size, where the data can be resized")
-    add("--output", required=True, type=Path, help="folder to write")
-    add("--model", help="folder in diffusers' format, or a hub name; absent: from scratch")
-    add("--channels", default="24,32", help="U-Net width per level, from scratch (default: 24,32)")
-    add(
-        "--layers", type=int, default=1, help="residual blocks per level, from scratch (default: 1)"
-    )
-    add("--norm-groups", type=int, default=8, help="groups of its norms, from scratch (default: 8)")
-    add("--class-cond", action="store_true", help="train on the data's labels, from scratch")
-    add("--steps", type=int, default=2000, help="optimiser steps in all (default: 2000)")
-    add("--batch-size", type=int, default=64, help="images per process and step (default: 64)")
-    add("--accumulate", type=int, default=1, help="microbatches per step (default: 1)")
-    add("--lr", type=float, default=1e-4, help="learning rate (default: 1e-4)")
-    add("--anneal", action="store_true", help="let both learning rates fall linearly to 0")
-    add("--ema", type=float, default=0.999, help="decay of the weights' average (default: 0.999)")
-    add("--flip", action="store_true", help="mirror images at random")
-    add("--mixed-precision", choices=("no", "fp16", "bf16"), default="no")
-    add("--seed", type=int, default=0, help="seed of data order and noise (default: 0)")
-    add("--save-every", type=int, default=500, help="steps between checkpoints (default: 500)")
-    add("--log-every", type=int, default=50, help="steps between lines of log.jsonl (default: 50)")
-    flags.add_arguments(p)
-    return p
 
 
 def build_unet(
     images: data_sets.Images, channels: list[int], layers: int, classes: int, groups: int = 8
-):
+) -> UNet2DModel:
     """A small U-Net with attention in the middle."""
     from diffusers import UNet2DModel
 
@@ -81,16 +48,21 @@ def build_unet(
     )
 
 
-def load_model(path: str):
-    """(unet, scheduler) from a diffusers folder or hub name."""
-    from diffusers import DDPMScheduler, UNet2DModel
-
+def check_model(path: str) -> None:
+    """Raises FileNotFoundError unless `path` is in diffusers' format or may be a hub name."""
     if not Path(path).exists() and path.count("/") != 1:
         raise FileNotFoundError(f"--model: no folder {path!r}, and it is not a hub name OWNER/NAME")
-    if Path(path).exists() and not (Path(path) / "unet").is_dir():
+    if Path(path).exists() and not Path(path, "unet").is_dir():
         raise FileNotFoundError(
             f"--model: {path!r} has no unet/ folder; is it in diffusers' format?"
         )
+
+
+def load_model(path: str) -> tuple[UNet2DModel, DDPMScheduler]:
+    """(unet, scheduler) from a diffusers folder or hub name."""
+    check_model(path)
+    from diffusers import DDPMScheduler, UNet2DModel
+
     return (
         UNet2DModel.from_pretrained(path, subfolder="unet"),
         DDPMScheduler.from_pretrained(path, subfolder="scheduler"),
@@ -98,33 +70,26 @@ def load_model(path: str):
 
 
 class Trainer:
-    """One run: its model, its observer, its place on disk."""
+    """One run: its model, its observer, its folder. Bad settings raise before it is made."""
 
     def __init__(self, args: argparse.Namespace):
+        self.args = args
+        self.config = from_args(args)
+        channels = self._check_flags()
+        self.images = data_sets.load(args.data, args.size)
+        if args.class_cond and not args.model and not self.images.classes:
+            raise ValueError(f"--class-cond: {args.data} has no labels")
+
         from accelerate import Accelerator
         from diffusers import DDPMScheduler
         from diffusers.training_utils import EMAModel
 
-        self.args = args
-        for name in (
-            "steps", "batch_size", "accumulate", "save_every", "log_every", "norm_groups"
-        ):  # fmt: skip
-            if getattr(args, name) < 1:
-                flag = name.replace("_", "-")
-                raise ValueError(f"--{flag}: {getattr(args, name)} is not allowed; give 1 or more")
-        self.config = flags.from_args(args)
-        self.images = data_sets.load(args.data, args.size)
         self.accelerator = Accelerator(mixed_precision=args.mixed_precision)
         torch.manual_seed(args.seed)
         if args.model:
             self.unet, self.scheduler = load_model(args.model)
         else:
-            channels = [int(c) for c in args.channels.split(",")]
             classes = self.images.classes if args.class_cond else 0
-            if args.class_cond and not classes:
-                raise ValueError(f"--class-cond: {args.data} has no labels")
-            if any(c % args.norm_groups for c in channels):
-                raise ValueError(f"--norm-groups: {args.norm_groups} does not divide {channels}")
             self.unet = build_unet(self.images, channels, args.layers, classes, args.norm_groups)
             self.scheduler = DDPMScheduler(clip_sample=False)
         have = (self.unet.config.in_channels, self.unet.config.sample_size)
@@ -151,8 +116,28 @@ class Trainer:
             self.config, self.schedule, self.images.channels, self.images.size, self.classes, device
         )
         self.step = 0
-        self.history: list[dict] = []
+        self.history: list[dict[str, float]] = []
         self.interrupted = False
+        args.output.mkdir(parents=True, exist_ok=True)
+
+    def _check_flags(self) -> list[int]:
+        """Raises for what the flags alone can get wrong; returns the U-Net's widths."""
+        a = self.args
+        there = next(p for p in (a.output, *a.output.absolute().parents) if p.exists())
+        if not there.is_dir() or not os.access(there, os.W_OK):
+            raise ValueError(f"--output: cannot write {a.output}; {there} is no writable folder")
+        if a.model:
+            check_model(a.model)
+            return []
+        try:
+            channels = [int(c) for c in a.channels.split(",")]
+        except ValueError:
+            raise ValueError(
+                f"--channels: {a.channels!r} is not allowed; give whole numbers like 24,32"
+            ) from None
+        if any(c < 1 or c % a.norm_groups for c in channels):
+            raise ValueError(f"--norm-groups: {a.norm_groups} does not divide {channels}")
+        return channels
 
     def train(self) -> bool:
         """Trains to the end; False if stopped before. Saves either way."""
@@ -171,8 +156,8 @@ class Trainer:
         self.save()
         return self.step >= self.args.steps
 
-    def _one_step(self) -> torch.Tensor:
-        """One optimiser step. Its randomness is a function of (seed, step, rank)."""
+    def _one_step(self) -> Tensor:
+        """One optimiser step; returns L_transition. Its randomness is set by (seed, step, rank)."""
         a, device = self.args, self.accelerator.device
         rank, world = self.accelerator.process_index, self.accelerator.num_processes
         torch.manual_seed((a.seed * 1_000_003 + self.step) * 4096 + rank)
@@ -180,9 +165,8 @@ class Trainer:
         index = data_sets.batch_index(
             len(self.images), n * a.accumulate, self.step, a.seed, rank, world
         )
-        total = 0.0
-        for i in range(a.accumulate):
-            part = index[i * n : (i + 1) * n]
+        total = torch.zeros((), device=device)
+        for i, part in enumerate(index.split(n)):
             x_0 = self.images.batch(part).to(device)
             if a.flip:
                 mirrored = torch.rand(n, device=device) < 0.5
@@ -190,13 +174,14 @@ class Trainer:
             label = self.images.labels[part].to(device) if self.classes else None
             t = torch.randint(1, self.schedule.T + 1, (n,), device=device)
             eps = torch.randn_like(x_0)
-            last = i == a.accumulate - 1
-            with contextual_sync(self.accelerator, self.ddp, last), self.accelerator.autocast():
+            last = i == a.accumulate - 1  # the one in which processes exchange their gradients
+            sync = contextlib.nullcontext() if last else self.accelerator.no_sync(self.ddp)
+            with sync, self.accelerator.autocast():
                 loss, transition = training_loss(
                     self.ddp, x_0, eps, t, self.schedule, self.kind, label, self.observer
                 )
                 self.accelerator.backward(loss / a.accumulate)
-            total = total + transition / a.accumulate
+            total += transition / a.accumulate
         scale = 1 - self.step / a.steps if a.anneal else 1.0
         for group in self.optimizer.param_groups:
             group["lr"] = a.lr * scale
@@ -212,11 +197,12 @@ class Trainer:
 
     def save(self) -> None:
         """checkpoint.pt (to continue) and the EMA model in diffusers' format (to use)."""
+        from diffusers import DDPMPipeline
+
         self.accelerator.wait_for_everyone()
         if not self.accelerator.is_main_process:
             return
         out = self.args.output
-        out.mkdir(parents=True, exist_ok=True)
         state = {
             "step": self.step,
             "unet": self.unet.state_dict(),
@@ -228,37 +214,27 @@ class Trainer:
             "history": self.history,
             "run": self._identity(),
         }
-        partial = out / (CHECKPOINT + ".part")
-        torch.save(state, partial)
-        os.replace(partial, out / CHECKPOINT)
-        self._export(out)
-        with open(out / "log.jsonl", "w") as log:
-            log.writelines(json.dumps(line) + "\n" for line in self.history)
-
-    def _export(self, out: Path) -> None:
-        from diffusers import DDPMPipeline
-
+        with whole(out / CHECKPOINT) as file:
+            torch.save(state, file)
         self.ema.store(self.unet.parameters())
         self.ema.copy_to(self.unet.parameters())
         DDPMPipeline(unet=self.unet, scheduler=self.scheduler).save_pretrained(out)
         self.ema.restore(self.unet.parameters())
+        command = [Path(sys.executable).name, "-m", "ogdm_core.trainer", *sys.argv[1:]]
         write_json(out / "training.json", {
-            "command": shlex.join([Path(sys.executable).name, "-m", "ogdm_core.trainer",
-                                   *sys.argv[1:]]),
-            "step": self.step, "settings": self._identity(),
+            "command": shlex.join(command), "step": self.step, "settings": self._identity(),
             "ogdm": self.config.to_dict() if self.config else None,
         })  # fmt: skip
+        write_text(out / "log.jsonl", "".join(json.dumps(line) + "\n" for line in self.history))
 
-    def _identity(self) -> dict:
+    def _identity(self) -> dict[str, Any]:
         """The settings that must not change between stop and resume."""
+        a = self.args
         keep = ("data", "size", "model", "batch_size", "accumulate", "lr", "ema", "seed", "flip",
                 "mixed_precision")  # fmt: skip
-        a = self.args
-        built = [a.channels, a.layers, a.norm_groups, a.class_cond]
-        return {name: getattr(self.args, name) for name in keep} | {
-            "unet": None if a.model else built,
-            # the slope of annealing depends on the length
-            "anneal": self.args.steps if self.args.anneal else None,
+        return {name: getattr(a, name) for name in keep} | {
+            "unet": None if a.model else [a.channels, a.layers, a.norm_groups, a.class_cond],
+            "anneal": a.steps if a.anneal else None,  # the slope depends on the length
             "ogdm": self.config.to_dict() if self.config else None,
             "processes": self.accelerator.num_processes,
         }
@@ -268,13 +244,14 @@ class Trainer:
         if not path.exists():
             return
         state = torch.load(path, map_location=self.accelerator.device, weights_only=True)
-        theirs, ours = state["run"], self._identity()
-        for name, value in ours.items():
-            if theirs.get(name) != value:
-                raise ValueError(
-                    f"{path} was made with {name} = {theirs.get(name)!r}, this run has {value!r}; "
-                    "repeat the first run's flags to continue it, or give another --output"
-                )
+        theirs, ours = (_flat(run) for run in (state["run"], self._identity()))
+        differ = [name for name in ours if name in theirs and theirs[name] != ours[name]]
+        if differ:
+            words = "; ".join(f"{n} = {theirs[n]!r}, this run has {ours[n]!r}" for n in differ)
+            raise ValueError(
+                f"{path} was made with {words}; repeat the first run's flags to continue it, or "
+                "give another --output"
+            )
         self.unet.load_state_dict(state["unet"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.ema.shadow_params = [p.to(self.accelerator.device) for p in state["ema"]]
@@ -284,8 +261,9 @@ class Trainer:
         if self.accelerator.scaler:
             self.accelerator.scaler.load_state_dict(state["scaler"])
         self.step, self.history = state["step"], state["history"]
-        if self.accelerator.is_main_process:
-            print(f"continuing {path} at step {self.step} of {self.args.steps}")
+        self.accelerator.print(f"continuing {path} at step {self.step} of {self.args.steps}")
+
+    # ---- Ctrl-C -------------------------------------------------------------------------------
 
     def _stop_together(self) -> bool:
         """True on every process once one of them was interrupted, at the same step."""
@@ -294,17 +272,16 @@ class Trainer:
         flag = torch.tensor(float(self.interrupted), device=self.accelerator.device)
         return bool(self.accelerator.reduce(flag, "sum") > 0)
 
-    def _interrupt(self, number, frame) -> None:
+    def _interrupt(self, number: int, frame: Any) -> None:
         if self.interrupted:
             raise KeyboardInterrupt
         self.interrupted = True
 
 
-def contextual_sync(accelerator, model, last: bool):
-    """Gradients are exchanged between processes in the last microbatch only."""
-    import contextlib
-
-    return contextlib.nullcontext() if last else accelerator.no_sync(model)
+def _flat(run: dict[str, Any]) -> dict[str, Any]:
+    """A run's settings with those of OGDM among them."""
+    ogdm = run["ogdm"] or {}
+    return run | {"ogdm": bool(ogdm)} | {f"ogdm_{name}": value for name, value in ogdm.items()}
 
 
 class Progress:
@@ -322,49 +299,35 @@ class Progress:
             TimeRemainingColumn(), TextColumn("{task.fields[note]}"),
             console=self.console, disable=not self.console.is_terminal,
         )  # fmt: skip
+        name = "OGDM" if trainer.config else "plain"
+        self.task = self.bar.add_task(
+            name, total=trainer.args.steps, completed=trainer.step, note=""
+        )
+        self._begin()
+
+    def _begin(self) -> None:
         self.total, self.count, self.start = 0.0, 0, time.perf_counter()
 
-    def __enter__(self):
-        t = self.trainer
-        name = "OGDM" if t.config else "plain"
+    def __enter__(self) -> Progress:
         self.bar.start()
-        self.task = self.bar.add_task(name, total=t.args.steps, completed=t.step, note="")
         return self
 
-    def __exit__(self, *exc):
+    def __exit__(self, *exc: object) -> None:
         self.bar.stop()
 
-    def update(self, transition: torch.Tensor) -> None:
+    def update(self, transition: Tensor) -> None:
         """Counts one step; reads the losses back from the device every `log_every` steps."""
         t = self.trainer
         self.total, self.count = self.total + transition, self.count + 1
-        note = {}
         if t.step % t.args.log_every == 0 or t.step == t.args.steps:
             speed = self.count / (time.perf_counter() - self.start)
             line = {"step": t.step, "transition": float(self.total) / self.count}
             line |= t.observer.stats() if t.observer else {}
             t.history.append(line)
-            text = "  ".join(
-                f"{k} {v:.3f}" for k, v in line.items() if k not in ("step", "skipped")
-            )
-            note = {"note": f"{text}  {speed:.1f} step/s"}
+            shown = [f"{k} {v:.3f}" for k, v in line.items() if k not in ("step", "skipped")]
+            note = "  ".join([*shown, f"{speed:.1f} step/s"])
+            self.bar.update(self.task, note=note)
             if not self.console.is_terminal:
-                self.console.print(f"step {t.step}/{t.args.steps}  {note['note']}", soft_wrap=True)
-            self.total, self.count, self.start = 0.0, 0, time.perf_counter()
-        self.bar.update(self.task, completed=t.step, **note)
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Trains; returns the exit code: 0 when done, 130 when stopped before."""
-    p = parser()
-    args = p.parse_args(argv)
-    try:
-        trainer = Trainer(args)
-        finished = trainer.train()
-    except (ValueError, FileNotFoundError, ImportError) as error:
-        p.error(str(error))
-    if not finished:
-        if trainer.accelerator.is_main_process:
-            print(f"stopped at step {trainer.step}; the same command continues from there")
-        return 130
-    return 0
+                self.console.print(f"step {t.step}/{t.args.steps}  {note}", soft_wrap=True)
+            self._begin()
+        self.bar.update(self.task, completed=t.step)

@@ -25,100 +25,97 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ogdm_core import flags
 from ogdm_core.config import OGDMConfig
+from ogdm_core.files import sha256
 from run.provenance import commit, versions
 
 HERE = Path(__file__).parent
-METHODS = ("control", "ogdm")
 PACKAGES = ("torch", "diffusers", "accelerate", "numpy", "scikit-learn", "ogdm")
 
 
 @dataclass(frozen=True)
 class Job:
-    """What differs between the data sets: a baseline, how to make it, how to fine-tune it."""
+    """What differs between the data sets."""
 
     baseline: str  # flags that train the baseline from scratch
-    finetune: str  # flags of both fine-tunes
-    ogdm: dict[str, str]  # by adversarial form: flags of the OGDM one, unless the user gives others
     steps: int  # of each fine-tune
     samples: int  # per sampler and NFE
-    shipped: Path | None
+    shipped: Path | None = None  # a baseline that is there already
 
 
-_OGDM = "--ogdm-k 0.35 --ogdm-t-max 0.7 --ogdm-d-kind light --ogdm-fused true"
-_FORMS = {
-    "nonsaturating": f"{_OGDM} --ogdm-gamma 0.06",
-    "hinge": f"{_OGDM} --ogdm-gamma 0.03",
-}
 JOBS = {
-    "digits": Job(
-        baseline="--channels 8,16 --steps 8000 --lr 8e-4",
-        finetune="--lr 1e-4 --ema 0.995 --anneal",
-        ogdm=_FORMS,
-        steps=2000,
-        samples=2500,
-        shipped=HERE / "baseline-digits",
-    ),
-    "mnist": Job(
-        baseline="--channels 8,16,32 --norm-groups 2 --steps 2500 --lr 8e-4",
-        finetune="--lr 1e-4 --ema 0.995 --anneal",
-        ogdm=_FORMS,
-        steps=1000,
-        samples=1000,
-        shipped=None,
-    ),
+    "digits": Job("--channels 8,16 --steps 8000 --lr 8e-4", 2000, 2500, HERE / "baseline-digits"),
+    "mnist": Job("--channels 8,16,32 --norm-groups 2 --steps 2500 --lr 8e-4", 1000, 1000),
 }
+FINETUNE = "--lr 1e-4 --ema 0.995 --anneal"
+OGDM = {"ogdm_k": 0.35, "ogdm_t_max": 0.7, "ogdm_d_kind": "light", "ogdm_fused": True}
+GAMMA = {"nonsaturating": 0.06, "hinge": 0.03}  # by adversarial form
 
 
-def parser() -> argparse.ArgumentParser:
-    """Every flag of the quickstart; OGDM's own flags are passed on to the OGDM fine-tune."""
-    p = argparse.ArgumentParser(
-        prog="run/quickstart.sh", description=__doc__, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    add = p.add_argument
+def seeds(text: str) -> list[int]:
+    """0,1,2 as numbers."""
+    try:
+        return [int(s) for s in text.split(",")]
+    except ValueError:
+        words = f"{text!r} is not allowed; give whole numbers like 0,1,2"
+        raise argparse.ArgumentTypeError(words) from None
+
+
+def parse(argv: list[str]) -> tuple[argparse.Namespace, OGDMConfig]:
+    """The quickstart's flags, and the settings of the OGDM fine-tune: ours where none are given."""
+    p = flags.Parser(prog="run/quickstart.sh", description=__doc__)
+    add, count = p.add_argument, flags.number(int, 1)
     add("--out", type=Path, default=Path("out/quickstart"), help="folder to write")
     add("--data", choices=tuple(JOBS), default="digits",
         help="digits: 8x8, minutes; mnist: 16x16, longer (default: digits)")  # fmt: skip
-    add("--seeds", default="0", metavar="0,1,...", help="one pair of fine-tunes each (default: 0)")
-    add("--steps", type=int, help="steps of each fine-tune (default: by data set)")
-    add("--samples", type=int, help="images per sampler and NFE (default: by data set)")
+    add("--seeds", type=seeds, default=[0], metavar="0,1,...",
+        help="seeds; each gets its own pair of fine-tunes (default: 0)")  # fmt: skip
+    add("--steps", type=count, help="steps of each fine-tune (default: by data set)")
+    add("--samples", type=flags.number(int, 100),
+        help="images per sampler and NFE, 100 or more (default: by data set)")  # fmt: skip
     add("--from-scratch", action="store_true", help="train the baseline anew, do not use ours")
-    add("--jobs", type=int, help="fine-tunes side by side (default: one a core, at most 2)")
+    add("--jobs", type=count, help="fine-tunes side by side (default: one per core, at most 2)")
     flags.add_arguments(p)
-    return p
+    p.set_defaults(**OGDM, ogdm_gamma=None)
+    args = p.parse_args(argv)
+    job = JOBS[args.data]
+    args.steps, args.samples = args.steps or job.steps, args.samples or job.samples
+    if args.ogdm_gamma is None:
+        args.ogdm_gamma = GAMMA[args.ogdm_adversarial]
+    return args, flags.from_args(vars(args) | {"ogdm": True})
 
 
 class Runner:
-    """Runs child processes with their progress shown; stops them all when one fails."""
+    """Runs child processes and shows their progress; stops them all when one fails."""
 
-    def __init__(self, jobs: int):
+    def __init__(self) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-        self.console = Console()
+        self.console = Console(highlight=False)
         self.bar = Progress(
             TextColumn("{task.description:<22}"), BarColumn(20), TimeRemainingColumn(),
             TextColumn("{task.fields[note]}"), console=self.console,
             disable=not self.console.is_terminal,
         )  # fmt: skip
-        self.pool = ThreadPoolExecutor(jobs)
-        self.children: set[subprocess.Popen] = set()
+        self.children: list[subprocess.Popen] = []
         self.lock = threading.Lock()
         self.stopping = False
-        self.ran = 0
 
-    def run(self, name: str, module: str, argv: list[str]) -> None:
-        """One child: `python -m MODULE ARGV`; its lines `step I/N  note` move its bar.
+    def run(self, name: str, module: str, *words: object) -> None:
+        """One child: `python -m MODULE WORDS`; its lines `step I/N  note` move its bar.
 
         It gets one thread: these networks gain nothing from more, and the result is the same on
-        any number of cores.
+        any number of cores. It has a session of its own and gets Ctrl-C
+        from `__exit__`, once.
         """
+        command = [sys.executable, "-m", module, *map(str, words)]
         env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-        command = [sys.executable, "-m", module, *argv]
         with self.lock:
             if self.stopping:
                 return
@@ -126,90 +123,58 @@ class Runner:
                 command, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                 start_new_session=True,
             )  # fmt: skip
-            self.children.add(child)
-            self.ran += 1
+            self.children.append(child)
         task = self.bar.add_task(name, total=1, note="")
-        last, tail = -1.0, []
+        printed, tail = -1.0, []
         for line in child.stdout:
             tail = [*tail[-19:], line]
             head, _, note = line.strip().partition("  ")
             if not head.startswith("step "):
                 continue
-            done, _, total = head[5:].partition("/")
-            self.bar.update(task, completed=int(done), total=int(total), note=note)
-            if not self.console.is_terminal and int(done) / int(total) >= last + 0.2:
-                last = int(done) / int(total)
-                self.console.print(f"{name}: {head}  {note}", soft_wrap=True, highlight=False)
-        code = child.wait()
-        with self.lock:
-            self.children.discard(child)
-        if code and not self.stopping:
+            done, total = map(int, head[5:].split("/"))
+            self.bar.update(task, completed=done, total=total, note=note)
+            if not self.console.is_terminal and done / total >= printed + 0.2:
+                printed = done / total
+                self.console.print(f"{name}: {head}  {note}", soft_wrap=True)
+        if child.wait() and not self.stopping:
             raise RuntimeError(f"{shlex.join(command)} failed:\n{''.join(tail)}")
 
-    def stop(self) -> None:
-        """Asks every child to save and stop, and waits for them."""
+    def __enter__(self) -> Runner:
+        self.bar.start()
+        return self
+
+    def __exit__(self, kind: type | None, *exc: object) -> None:
+        """After an error or Ctrl-C, asks every child to save and stop, and waits for them."""
         with self.lock:
-            self.stopping = True
-            children = list(self.children)
-        for child in children:
-            child.send_signal(signal.SIGINT)
-        for child in children:
+            self.stopping = kind is not None
+        for child in self.children if self.stopping else ():
+            child.send_signal(signal.SIGINT)  # does nothing to a child that has ended
+        for child in self.children:
             child.wait()
-
-    def all(self, work: list) -> None:
-        """Runs callables side by side; an error or Ctrl-C stops the others first."""
-        futures = [self.pool.submit(w) for w in work]
-        try:
-            for future in futures:
-                future.result()
-        except BaseException:
-            self.stop()
-            self.pool.shutdown(cancel_futures=True)
-            raise
+        self.bar.stop()
 
 
-def ensure_baseline(args, job: Job, runner: Runner) -> Path:
+def ensure_baseline(args: argparse.Namespace, runner: Runner) -> Path:
     """The folder of the pretrained baseline: ours, or one trained here."""
+    job = JOBS[args.data]
     if job.shipped and not args.from_scratch:
         return job.shipped
     folder = args.out / "baseline"
-    runner.run("baseline", "ogdm_core.trainer", [
-        "--data", args.data, "--output", str(folder), "--log-every", "100", *job.baseline.split(),
-    ])  # fmt: skip
+    runner.run("baseline", "ogdm_core.trainer", "--data", args.data, "--output", folder,
+               "--log-every", 100, *job.baseline.split())  # fmt: skip
     return folder
 
 
-def ensure_classifier(args) -> Path:
+def ensure_classifier(args: argparse.Namespace) -> Path:
     """The classifier whose features FID and recall are measured in."""
     from ogdm_core.trainer.images import load
-    from run.evaluate.classifier import save_classifier, train_classifier
+    from run.evaluate import classifier
 
-    code = hashlib.sha256((HERE.parent / "evaluate" / "classifier.py").read_bytes()).hexdigest()[:8]
-    path = args.out / f"classifier-{args.data}-{code}.pt"  # other code, other features
+    code = sha256(classifier.__file__)[:8]  # other code, other features
+    path = args.out / f"classifier-{args.data}-{code}.pt"
     if not path.exists():
-        save_classifier(path, *train_classifier(load(args.data)))
+        classifier.save_classifier(path, *classifier.train_classifier(load(args.data)))
     return path
-
-
-def run_method(runner: Runner, args, method: str, seed: int, baseline: Path, classifier: Path,
-               ogdm: list[str]) -> Path:  # fmt: skip
-    """Fine-tunes and evaluates one method with one seed; returns the folder of its results."""
-    job = JOBS[args.data]
-    train = ["--data", args.data, "--model", str(baseline), "--steps", str(args.steps),
-             "--seed", str(seed), *job.finetune.split()]  # fmt: skip
-    if method == "ogdm":
-        train += ["--ogdm", *ogdm]
-    evaluate = ["--data", args.data, "--samples", str(args.samples or job.samples)]
-    made_of = [train, evaluate, fingerprint(baseline), classifier.name]
-    key = hashlib.sha256(json.dumps(made_of).encode())
-    folder = args.out / "runs" / f"{method}-seed{seed}-{key.hexdigest()[:8]}"
-    if not (folder / "evaluation.json").exists():
-        runner.run(f"{method}, seed {seed}: train", "ogdm_core.trainer",
-                   [*train, "--output", str(folder)])  # fmt: skip
-        runner.run(f"{method}, seed {seed}: sample", "run.quickstart.score",
-                   [str(folder), *evaluate, "--classifier", str(classifier),
-                    "--output", str(folder / "evaluation.json")])  # fmt: skip
-    return folder
 
 
 def fingerprint(model: Path) -> str:
@@ -217,10 +182,28 @@ def fingerprint(model: Path) -> str:
     weights = model / "unet" / "diffusion_pytorch_model.safetensors"
     if not weights.exists():
         raise FileNotFoundError(f"{weights} is missing; --from-scratch trains a new baseline")
-    return hashlib.sha256(weights.read_bytes()).hexdigest()
+    return sha256(weights)
 
 
-def observer_summary(folders: list[Path]) -> dict:
+def run_method(args: argparse.Namespace, ogdm: list[str], runner: Runner, baseline: Path,
+               classifier: Path, method: str, seed: int) -> Path:  # fmt: skip
+    """Fine-tunes and evaluates one method with one seed; returns the folder of its results."""
+    data = ["--data", args.data]
+    train = [*data, "--model", str(baseline), "--steps", args.steps, "--seed", seed]
+    train += [*FINETUNE.split(), *(ogdm if method == "ogdm" else [])]
+    score = [*data, "--samples", args.samples]
+    made_of = json.dumps([train, score, fingerprint(baseline), classifier.name])
+    key = hashlib.sha256(made_of.encode()).hexdigest()[:8]
+    folder = args.out / "runs" / f"{method}-seed{seed}-{key}"
+    result, name = folder / "evaluation.json", f"{method}, seed {seed}"
+    if not result.exists():
+        runner.run(f"{name}: train", "ogdm_core.trainer", *train, "--output", folder)
+        runner.run(f"{name}: sample", "run.quickstart.score", folder, *score,
+                   "--classifier", classifier, "--output", result)  # fmt: skip
+    return folder
+
+
+def observer_summary(folders: list[Path]) -> dict[str, Any]:
     """D's accuracy over the second half of the OGDM fine-tunes, and what it means in words."""
     accuracy = []
     for folder in folders:
@@ -240,91 +223,55 @@ def observer_summary(folders: list[Path]) -> dict:
     return {"accuracy": mean, "at_chance": mean < 0.505, "words": words}
 
 
-def given_ogdm_flags(argv: list[str], job: Job) -> list[str]:
-    """The job's OGDM flags, with those of the command line in place of theirs."""
-    p = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    flags.add_arguments(p)
-    form = p.parse_known_args(argv)[0].ogdm_adversarial
-    merged, _ = p.parse_known_args([*job.ogdm[form].split(), *argv])
-    config = flags.from_args(vars(merged) | {"ogdm": True})
-    default = OGDMConfig().to_dict()
-    flags = []
-    for name, value in config.to_dict().items():
-        if value != default[name]:
-            text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-            flags += [f"--ogdm-{name.replace('_', '-')}", text]
-    return flags
-
-
 def main(argv: list[str] | None = None) -> int:
     """Runs it all; returns the exit code."""
     argv = sys.argv[1:] if argv is None else argv
-    p = parser()
-    args = p.parse_args(argv)
-    job = JOBS[args.data]
-    args.steps = job.steps if args.steps is None else args.steps
-    if args.steps < 1:
-        p.error(f"--steps: {args.steps} is not allowed; give 1 or more")
-    if args.samples is not None and args.samples < 100:
-        p.error(f"--samples: {args.samples} is not allowed; FID in 64 features needs 100 or more")
+    args, config = parse(argv)
+    given = flags.to_flags(config, only_changed=True)
+    ogdm = [word for name, value in given.items() for word in (f"--{name}", value)]
+    start, runner = time.time(), Runner()
+    pairs = [(method, seed) for seed in args.seeds for method in ("ogdm", "control")]
     try:
-        seeds = [int(s) for s in args.seeds.split(",")]
-    except ValueError:
-        p.error(f"--seeds: {args.seeds!r} is not allowed; give whole numbers like 0,1,2")
-    start = time.time()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    ogdm = given_ogdm_flags(argv, job)
-    runner = Runner(args.jobs or min(2, cores))
-    args.out.mkdir(parents=True, exist_ok=True)
-    try:
-        with runner.bar:
-            baseline = ensure_baseline(args, job, runner)
-            classifier = ensure_classifier(args)
-            folders: dict[tuple[str, int], Path] = {}
-
-            def work(method: str, seed: int):
-                folders[method, seed] = run_method(
-                    runner, args, method, seed, baseline, classifier, ogdm
-                )
-
-            pairs = [(method, seed) for seed in seeds for method in reversed(METHODS)]
-            runner.all([lambda m=m, s=s: work(m, s) for m, s in pairs])
+        args.out.mkdir(parents=True, exist_ok=True)
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        with ThreadPoolExecutor(args.jobs or min(2, cores)) as pool, runner:
+            baseline, classifier = ensure_baseline(args, runner), ensure_classifier(args)
+            work = partial(run_method, args, ogdm, runner, baseline, classifier)
+            folders = dict(zip(pairs, pool.map(work, *zip(*pairs, strict=True)), strict=True))
     except KeyboardInterrupt:
-        runner.stop()
         print("\nstopped; the same command continues from here", file=sys.stderr)
         return 130
-    except (RuntimeError, FileNotFoundError) as error:
-        runner.stop()
+    except (RuntimeError, OSError, ImportError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
 
     from . import report
 
-    rows, evaluations = [], {}
+    rows = []
     for (method, seed), folder in sorted(folders.items()):
-        evaluations[method, seed] = json.loads((folder / "evaluation.json").read_text())
-        rows += [{"method": method, "seed": seed} | r for r in evaluations[method, seed]["rows"]]
+        scored = json.loads((folder / "evaluation.json").read_text())
+        rows += [{"method": method, "seed": seed} | row for row in scored["rows"]]
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     results = {
         "rows": rows,
         "command": shlex.join(["run/quickstart.sh", *argv]),
         "data": args.data,
         "config": {
-            "finetune": job.finetune.split(), "ogdm": ogdm, "steps": args.steps, "seeds": seeds,
-            "samples": args.samples or job.samples, "baseline_sha256": fingerprint(baseline),
+            "finetune": FINETUNE.split(), "ogdm": ogdm, "steps": args.steps, "seeds": args.seeds,
+            "samples": args.samples, "baseline_sha256": fingerprint(baseline),
         },
-        "classifier_accuracy": evaluations["control", seeds[0]]["classifier_accuracy"],
-        "observer": observer_summary([folders["ogdm", s] for s in seeds]),
+        "classifier_accuracy": scored["classifier_accuracy"],
+        "observer": observer_summary([folders["ogdm", seed] for seed in args.seeds]),
         "versions": versions(PACKAGES),
         "commit": commit(),
         "wall_time_seconds": round(time.time() - start, 1),
         "largest_process_mb": round(peak / (1024 if sys.platform != "darwin" else 1024**2)),
     }  # fmt: skip
     earlier = args.out / "results.json"
-    if not runner.ran and earlier.exists():  # nothing was left to do: the time it took stands
+    if not runner.children and earlier.exists():  # nothing was left to do: the time it took stands
         kept = ("wall_time_seconds", "largest_process_mb")
         results |= {k: v for k, v in json.loads(earlier.read_text()).items() if k in kept}
-    report.write(args.out, results, {m: folders[m, seeds[0]] for m in METHODS})
+    report.write(args.out, results, {m: folders[m, args.seeds[0]] for m in report.NAMES})
     report.print_table(results)
     for name in report.FILES:
         print(args.out / name)
@@ -332,4 +279,5 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what ends this ends the children
     sys.exit(main())

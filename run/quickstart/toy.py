@@ -8,7 +8,6 @@ same noise, and their mean distance to the data.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import math
 import shlex
@@ -18,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ogdm_core import flags
+from ogdm_core import flags, training_loss
 from ogdm_core.config import OGDMConfig
 from ogdm_core.discriminator import embed_time
 from ogdm_core.files import write_json
@@ -61,7 +60,7 @@ class Denoiser(nn.Module):
 
 
 class PointDiscriminator(nn.Module):
-    """D_phi(x, t, s) on points: two hidden layers meet the embedded (t, s) in a dot product."""
+    """D_phi(x, t, s) on points: the dot product of an MLP of x with an MLP of (t, s)."""
 
     def __init__(self, channels: int, size: int, labels: int, width: float):
         super().__init__()
@@ -77,35 +76,27 @@ class PointDiscriminator(nn.Module):
 
 def train(
     net: Denoiser, schedule: DiscreteVP, steps: int, seed: int, lr: float,
-    config: OGDMConfig | None = None, batch: int = 512, label: str = "",
+    config: OGDMConfig | None = None, batch: int = 512, name: str = "",
 ) -> Denoiser:  # fmt: skip
     """`net` after `steps` more steps, as its EMA; with `config`, observed."""
-    from rich.progress import track
-
     torch.manual_seed(seed)
     net = copy.deepcopy(net).train().requires_grad_(True)
-    ema = torch.optim.swa_utils.AveragedModel(
-        net, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.999)
-    )
+    average = torch.optim.swa_utils.get_ema_multi_avg_fn(0.999)
+    ema = torch.optim.swa_utils.AveragedModel(net, multi_avg_fn=average)
     optimizer = torch.optim.Adam(net.parameters(), lr=lr)
     observer = config and Observer(config, schedule, 2, 1, build=PointDiscriminator)
-    for _ in track(range(steps), description=label, transient=True):
+    for i in range(1, steps + 1):
         x_0 = data(batch)
         t = torch.randint(1, schedule.T + 1, (batch,))
-        eps = torch.randn_like(x_0)
-        x_t = schedule.diffuse(x_0, eps, t)
-        eps_t = net(x_t, t)
-        loss = (eps_t - eps).square().mean()
-        if observer:
-            loss = loss + observer.observe(
-                x_0=x_0, eps=eps, x_t=x_t, t=t, eps_t=eps_t, eps_fn=net
-            ).mean()  # fmt: skip
+        loss, transition = training_loss(net, x_0, torch.randn_like(x_0), t, schedule, observer)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         ema.update_parameters(net)
         if observer:
             observer.step(1.0)
+        if i % max(1, steps // 5) == 0:
+            print(f"{name}: step {i}/{steps}  transition {float(transition):.3f}", flush=True)
     return ema.module.eval().requires_grad_(False)
 
 
@@ -130,33 +121,35 @@ def plot(samples: dict[str, dict[int, Tensor]], off: dict[str, dict[int, float]]
 def main(argv: list[str] | None = None) -> int:
     """Trains, samples, prints the distances, writes toy.png and toy.json."""
     argv = sys.argv[1:] if argv is None else argv
-    p = argparse.ArgumentParser(prog="run/toy.sh", description=__doc__, allow_abbrev=False,
-                                formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
-    p.add_argument("--out", type=Path, default=Path("out/toy"), help="folder to write")
-    p.add_argument("--seed", type=int, default=0, help="seed of everything (default: 0)")
-    p.add_argument("--pretrain", type=int, default=6000, help="baseline's steps (default: 6000)")
-    p.add_argument("--steps", type=int, default=3000, help="fine-tunes' steps (default: 3000)")
+    p = flags.Parser(prog="run/toy.sh", description=__doc__)
+    add, count = p.add_argument, flags.number(int, 1)
+    add("--out", type=Path, default=Path("out/toy"), help="folder to write")
+    add("--seed", type=flags.number(int, 0), default=0, help="seed of everything (default: 0)")
+    add("--pretrain", type=count, default=6000, help="steps of the baseline (default: 6000)")
+    add("--steps", type=count, default=3000, help="steps of each fine-tune (default: 3000)")
     flags.add_arguments(p)
     p.set_defaults(ogdm_k=0.5, ogdm_gamma=0.1)
     args = p.parse_args(argv)
-    torch.set_num_threads(1)  # tiny tensors: more threads only wait for each other
     config = flags.from_args(vars(args) | {"ogdm": True})
+    args.out.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(1)  # tiny tensors: more threads only wait for each other
     schedule = DiscreteVP.linear(sigma_data=1.0)
     torch.manual_seed(args.seed)
-    baseline = train(Denoiser(), schedule, args.pretrain, args.seed, 1e-3, label="baseline")
+    baseline = train(Denoiser(), schedule, args.pretrain, args.seed, 1e-3, name="baseline")
     nets = {
-        "control": train(baseline, schedule, args.steps, args.seed + 1, 3e-4, label="control"),
-        "ogdm": train(baseline, schedule, args.steps, args.seed + 1, 3e-4, config, label="OGDM"),
+        method: train(baseline, schedule, args.steps, args.seed + 1, 3e-4, c, name=method)
+        for method, c in (("control", None), ("ogdm", config))
     }
     torch.manual_seed(args.seed)
     noise = torch.randn(2000, 2, 1, 1)
     samples = {m: {n: sample(net, noise, schedule, nfe=n) for n in NFES} for m, net in nets.items()}
     off = {m: {n: float(distance(x).mean()) for n, x in s.items()} for m, s in samples.items()}
-    args.out.mkdir(parents=True, exist_ok=True)
     command = shlex.join(["run/toy.sh", *argv])
     plot(samples, off, args.out / "toy.png", command)
-    write_json(args.out / "toy.json", {"command": command, "mean_distance": off,
-                                       "ogdm": config.to_dict()})  # fmt: skip
+    write_json(
+        args.out / "toy.json",
+        {"command": command, "mean_distance": off, "ogdm": config.to_dict()},
+    )
     print("mean distance to the data, Euler")
     print("NFE     " + "".join(f"{n:>9}" for n in NFES))
     for method, by_nfe in off.items():
