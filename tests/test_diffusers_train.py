@@ -255,8 +255,9 @@ def test_eps_from_every_kind_of_prediction(kind):
 @pytest.mark.parametrize(("projection", "evaluations"), [("euler", 1), ("heun", 2)])
 def test_a_step_evaluates_the_network_as_often_as_it_must(projection, evaluations):
     unet = train.build_unet(data_sets.digits(), [8, 8], 1, 0)
-    calls = []
-    unet.register_forward_hook(lambda *args: calls.append(1))
+    states = []  # Heun's second pass must draw the dropout masks of the first
+    unet.register_forward_pre_hook(lambda *args: states.append(torch.get_rng_state()))
+    unet.register_forward_hook(lambda *args: torch.rand(1) and None)  # stands for dropout
     schedule = schedule_of(DDPMScheduler())
     config = OGDMConfig(k=0.3, d_width=0.02, projection=projection)
     observer = Observer(config, schedule, 1, 8)
@@ -266,7 +267,7 @@ def test_a_step_evaluates_the_network_as_often_as_it_must(projection, evaluation
     )
     loss.backward()
     observer.step(1.0)
-    assert len(calls) == evaluations
+    assert len(states) == evaluations and torch.equal(states[0], states[-1])
     assert float(loss.detach()) > float(transition)
 
 

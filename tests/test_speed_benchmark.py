@@ -65,8 +65,7 @@ def run(monkeypatch, tmp_path, capsys):
 
 
 def test_the_light_discriminator_is_the_quickstarts():
-    flags = quickstart.given_ogdm_flags([], quickstart.JOBS["digits"])
-    assert flags[flags.index("--ogdm-d-kind") + 1] == CASES["euler_light"].config().d_kind
+    assert quickstart.parse([])[1].d_kind == CASES["euler_light"].config().d_kind
 
 
 def test_cases_are_chosen_by_name():
