@@ -1,4 +1,7 @@
-"""The training loop behind `python -m ogdm_core.trainer`."""
+"""The training loop behind `python -m ogdm_core.trainer`.
+
+diffusers and accelerate take seconds to import, so functions import them, after checking the flags.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,16 +25,13 @@ from ..observer import Observer
 from ..splice.diffusers import schedule_of, training_loss
 from . import images as data_sets
 
-if TYPE_CHECKING:  # diffusers takes seconds to import: what is wrong with the flags comes first
-    from diffusers import DDPMScheduler, UNet2DModel
-
 CHECKPOINT = "checkpoint.pt"
 
 
 def build_unet(
     images: data_sets.Images, channels: list[int], layers: int, classes: int, groups: int = 8
-) -> UNet2DModel:
-    """A small U-Net with attention in the middle."""
+) -> Any:
+    """A small UNet2DModel with attention in the middle."""
     from diffusers import UNet2DModel
 
     return UNet2DModel(
@@ -58,8 +58,8 @@ def check_model(path: str) -> None:
         )
 
 
-def load_model(path: str) -> tuple[UNet2DModel, DDPMScheduler]:
-    """(unet, scheduler) from a diffusers folder or hub name."""
+def load_model(path: str) -> tuple[Any, Any]:
+    """(UNet2DModel, DDPMScheduler) from a diffusers folder or hub name."""
     check_model(path)
     from diffusers import DDPMScheduler, UNet2DModel
 
@@ -99,7 +99,8 @@ class Trainer:
                 f"{self.images.channels} at {self.images.size}x{self.images.size}; see --size"
             )
         self.classes = self.unet.config.num_class_embeds or 0
-        if self.classes and self.images.labels is None:
+        self.labels = self.images.labels if self.classes else None
+        if self.classes and self.labels is None:
             raise ValueError(f"the model is class-conditional and {args.data} has no labels")
         self.schedule = schedule_of(self.scheduler)
         self.kind = self.scheduler.config.prediction_type
@@ -112,8 +113,9 @@ class Trainer:
         )  # fmt: skip
         self.optimizer = torch.optim.Adam(self.unet.parameters(), lr=args.lr, foreach=True)
         self.ddp, self.optimizer = self.accelerator.prepare(self.unet, self.optimizer)
-        self.observer = self.config and Observer(
-            self.config, self.schedule, self.images.channels, self.images.size, self.classes, device
+        shape = (self.images.channels, self.images.size, self.classes)
+        self.observer = (
+            Observer(self.config, self.schedule, *shape, device) if self.config else None
         )
         self.step = 0
         self.history: list[dict[str, float]] = []
@@ -171,7 +173,7 @@ class Trainer:
             if a.flip:
                 mirrored = torch.rand(n, device=device) < 0.5
                 x_0 = torch.where(mirrored[:, None, None, None], x_0.flip(3), x_0)
-            label = self.images.labels[part].to(device) if self.classes else None
+            label = None if self.labels is None else self.labels[part].to(device)
             t = torch.randint(1, self.schedule.T + 1, (n,), device=device)
             eps = torch.randn_like(x_0)
             last = i == a.accumulate - 1  # the one in which processes exchange their gradients
@@ -218,7 +220,8 @@ class Trainer:
             torch.save(state, file)
         self.ema.store(self.unet.parameters())
         self.ema.copy_to(self.unet.parameters())
-        DDPMPipeline(unet=self.unet, scheduler=self.scheduler).save_pretrained(out)
+        pipeline: Any = DDPMPipeline(unet=self.unet, scheduler=self.scheduler)
+        pipeline.save_pretrained(out)
         self.ema.restore(self.unet.parameters())
         command = [Path(sys.executable).name, "-m", "ogdm_core.trainer", *sys.argv[1:]]
         write_json(out / "training.json", {
@@ -306,7 +309,7 @@ class Progress:
         self._begin()
 
     def _begin(self) -> None:
-        self.total, self.count, self.start = 0.0, 0, time.perf_counter()
+        self.total, self.count, self.start = torch.zeros(()), 0, time.perf_counter()
 
     def __enter__(self) -> Progress:
         self.bar.start()

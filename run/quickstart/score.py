@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,9 +22,6 @@ from ogdm_core.trainer.train import check_model, load_model
 from run.evaluate import metrics
 from run.evaluate.classifier import load_classifier, train_classifier
 
-if TYPE_CHECKING:
-    from diffusers import DDPMScheduler, UNet2DModel
-
 GRID = {
     "euler": (5, 10, 15, 20, 25, 50),
     "s-pndm": (5, 10, 15, 20, 25),
@@ -34,10 +31,9 @@ GRID = {
 
 
 def draw(
-    unet: UNet2DModel, scheduler: DDPMScheduler, noise: Tensor, sampler: str, nfe: int,
-    batch: int = 250,
-) -> Tensor:  # fmt: skip
-    """Samples [N, C, H, W] in [-1, 1] from unit noise; classes, if any, take their turn."""
+    unet: Any, scheduler: Any, noise: Tensor, sampler: str, nfe: int, batch: int = 250
+) -> Tensor:
+    """Samples [N, C, H, W] in [-1, 1] from unit noise; image i is of class i mod classes."""
     schedule = schedule_of(scheduler)
     classes = unet.config.num_class_embeds or 0
     label = torch.arange(len(noise), device=noise.device) % classes if classes else None
