@@ -1,8 +1,11 @@
-"""What observation costs: time and memory of a training step, as ratios to the baseline's.
+"""What observation costs: time, memory and operations of a training step, as ratios to a plain one.
 
-cases      what is compared: projections, widths of D, exact or fused, lazy R1, the naive schedule
-trainers   whole training steps of a real network: EDM's own, or diffusers' where that is absent
-measure    seconds by phase, peak memory, operations and evaluations of one step
-extras     sampling, imports, bookkeeping, checkpoints
-report     JSON, a table, a picture
+cases      what is compared: projections, sizes of D, exact or fused, lazy R1, the naive schedule
+step       whole training steps of any network, and EDM's or a diffusers U-Net to take them with
+measure    operations, evaluations, memory and interleaved timings of steps
+report     a table and a picture
 """
+
+from .step import Network, time_step
+
+__all__ = ["Network", "time_step"]

@@ -17,17 +17,20 @@ class Case:
 
     settings   fields of OGDMConfig that differ from the defaults
     naive      evaluates the denoiser anew for the projection, and once more for D's step
-    without    the case whose D's step is the same but for R1, where R1 is taken at every step
     """
 
     words: str
     settings: dict[str, Any] = field(default_factory=dict)
     naive: bool = False
-    without: str | None = None
 
     def config(self, quick: bool = False) -> OGDMConfig:
-        """The settings; with `quick`, for a D of no weight."""
+        """The settings; with `quick`, for a tiny D."""
         return OGDMConfig(**self.settings | ({"d_width": TINY_WIDTH} if quick else {}))
+
+    def kinds(self) -> dict[str, float]:
+        """Kinds of step and the share of each: `r1` takes the penalty, `plain` does not."""
+        rare = 1 / self.config().r1_every if self.config().r1 > 0 else 0.0
+        return {kind: share for kind, share in (("plain", 1 - rare), ("r1", rare)) if share}
 
 
 CASES = {
@@ -37,7 +40,7 @@ CASES = {
     "heun_exact": Case("Heun, the paper's D", {"projection": "heun"}),
     "euler_naive": Case(
         "Euler, the denoiser evaluated again for the projection and for D, R1 at every step",
-        {"r1_every": 1}, naive=True, without="euler_exact",
+        {"r1_every": 1}, naive=True,
     ),
     "euler_light_fused": Case(
         "Euler, the light D, one pass over the fakes", {"d_kind": "light", "fused": True}
@@ -45,8 +48,7 @@ CASES = {
     "heun_fused": Case(
         "Heun, the paper's D, one pass over the fakes", {"projection": "heun", "fused": True}
     ),
-    "euler_r1": Case("Euler, the paper's D, R1 at every step", {"r1_every": 1},
-                     without="euler_exact"),
+    "euler_r1": Case("Euler, the paper's D, R1 at every step", {"r1_every": 1}),
     "euler_narrow": Case(
         f"Euler, the paper's D at width {NARROW_WIDTH:g}", {"d_width": NARROW_WIDTH}
     ),
@@ -54,7 +56,6 @@ CASES = {
     "euler_bf16": Case("Euler, the paper's D in bfloat16", {"d_precision": "bf16"}),
 }  # fmt: skip
 DEFAULT = tuple(CASES)[:8]
-GROWTH = ("euler_exact", "euler_light", "euler_narrow")
 
 
 def choose(names: str | None) -> list[str]:
