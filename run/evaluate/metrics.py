@@ -7,26 +7,21 @@ The definitions are those of ADM's evaluator, so that numbers can be set beside 
     precision  = share of samples y with |y - x_i|^2 <= r_i for some reference image x_i
     recall     = the same with the two sets exchanged
 
-Everything runs in blocks: no N x N matrix is ever held. Where ADM's half precision does not
-overflow, `halves` rounds only the pairs that can matter.
+Everything runs in tiles: no N x N matrix is ever held.
 """
 
+from __future__ import annotations
+
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import halves
-
-# ADM's evaluator compares sets in tiles of this many rows and columns. When half precision
-# overflows somewhere in a tile it redoes that tile in single precision, so the tile's size is part
-# of its definition. 10,000 x 10,000 takes 0.4 GB in float32.
-BLOCK = 10_000
-# Where nothing overflows tiles are free, and those that stay in the cache are quickest.
 TILE = 1_000
-ARITHMETICS = ("adm", "float32", "float64")
+# ADM's evaluator compares sets in tiles of this many rows and columns, and computes a tile again in
+# single precision if half precision overflows in it. Only then does the tile's size matter.
+ADM_TILE = 10_000
 
 
 class SingularCovarianceWarning(UserWarning):
@@ -42,39 +37,33 @@ def fid(features_a: Any, features_b: Any) -> float:
 
 def statistics(features: Any) -> tuple[Tensor, Tensor]:
     """Mean [D] and covariance [D, D] (divided by N - 1) of features [N, D], in float64."""
-    x = _features(features, "features")
-    if len(x) < 2:
-        raise ValueError(f"a covariance needs at least 2 images, but features has {len(x)}")
-    mean = sum(block.double().sum(0) for block in x.split(BLOCK)) / len(x)
-    cov = x.new_zeros(x.shape[1], x.shape[1], dtype=torch.float64)
-    for block in x.split(BLOCK):
-        centred = block.double() - mean
-        cov += centred.T @ centred
-    return mean, cov / (len(x) - 1)
+    running = RunningStatistics()
+    for part in _features(features, "features").split(ADM_TILE):
+        running.add(part)
+    return running.result()
 
 
 class RunningStatistics:
     """`statistics` of features that come in batches [n, D] and are not kept.
 
-    Sums are in float64 and about the mean of the first batch, so that a large common offset does
-    not eat digits.
+    Sums are in float64 and about the mean of the first batch, so that a large common offset costs
+    no digits.
     """
 
     def __init__(self) -> None:
         self.count = 0
-        self._shift = self._sum = self._products = None
 
-    def add(self, features: Any) -> None:
-        """Takes a batch in."""
-        x = _features(features, "features").double()
-        if self._shift is None:
+    def add(self, features: Tensor) -> None:
+        """Adds a batch."""
+        x = features.double()
+        if not self.count:
             self._shift = x.mean(0)
             self._sum = torch.zeros_like(self._shift)
             self._products = x.new_zeros(x.shape[1], x.shape[1])
         centred = x - self._shift
         self.count += len(x)
         self._sum += centred.sum(0)
-        self._products += centred.T @ centred
+        self._products.addmm_(centred.T, centred)
 
     def result(self) -> tuple[Tensor, Tensor]:
         """Mean [D] and covariance [D, D] (divided by N - 1) of all that was added."""
@@ -89,11 +78,10 @@ def frechet_distance(mu1: Any, cov1: Any, mu2: Any, cov2: Any) -> float:
     """Frechet distance of the Gaussians N(mu1, cov1) and N(mu2, cov2).
 
     tr((C1 C2)^(1/2)) is the sum of the square roots of the eigenvalues of R C2 R, R = C1^(1/2):
-    the same number as the trace of the square root of the product, through symmetric matrices only.
-    These always have a real square root, so a singular covariance (fewer images than features, or
-    features that never fire) needs no multiple of the identity added, which is what ADM's evaluator
-    falls back to when its square root fails. A singular one is reported with a
-    SingularCovarianceWarning, for FID is then biased upwards.
+    the trace of the square root of the product, through symmetric matrices only. These always have
+    a real square root, so a singular covariance (fewer images than features, or features that never
+    fire) needs no multiple of the identity added, which is what ADM's evaluator falls back to when
+    its square root fails. A SingularCovarianceWarning reports it, for FID is then biased upwards.
     """
     mu1, cov1 = _gaussian(mu1, cov1, "1")
     mu2, cov2 = _gaussian(mu2, cov2, "2")
@@ -115,82 +103,77 @@ def frechet_distance(mu1: Any, cov1: Any, mu2: Any, cov2: Any) -> float:
             stacklevel=2,
         )
     trace = product.clamp(min=0).sqrt().sum()
-    distance = (mu1 - mu2).square().sum() + cov1.trace() + cov2.trace() - 2 * trace
-    return float(distance)
+    return float((mu1 - mu2).square().sum() + cov1.trace() + cov2.trace() - 2 * trace)
 
 
-def precision_recall(
-    reference: Any, samples: Any, k: int = 3, arithmetic: str = "adm", block: int = BLOCK
-) -> tuple[float, float]:
-    """Improved precision and recall of samples [M, D] against a reference [N, D].
-
-    arithmetic:
-        "adm"      squared distances rounded to half precision, as ADM's evaluator asks for (tiles
-                   that overflow: single), with sums accumulated in single. TensorFlow's own
-                   kernels may round otherwise: its CPU's moved either number by up to 0.002 on
-                   1,500 to 10,000 images. Use it for numbers beside published ones.
-        "float32"  no rounding. Half precision keeps 3 digits of a squared norm, so features with a
-        "float64"  large common offset and small spread are better served by these.
-    """
+def precision_recall(reference: Any, samples: Any, k: int = 3) -> tuple[float, float]:
+    """Improved precision and recall of samples [M, D] against a reference [N, D]."""
     x, y = _features(reference, "reference"), _features(samples, "samples")
     _same_size(x, y, "reference", "samples")
-    if arithmetic not in ARITHMETICS:
-        raise ValueError(f"arithmetic={arithmetic!r} is not one of {', '.join(ARITHMETICS)}")
-    _enough(x, k)
-    _enough(y, k)
-    if arithmetic == "adm" and _fits_half(x, y):
-        a, b, size = halves.cloud(x), halves.cloud(y), _tile(block)
-        radii_a, radii_b = halves.radii(a, k, size), halves.radii(b, k, size)
-        x_in, y_in = halves.covered(a, b, radii_a, radii_b, size)
-        return float(y_in.double().mean()), float(x_in.double().mean())
-    radii_x = manifold_radii(x, k, arithmetic, block)
-    radii_y = manifold_radii(y, k, arithmetic, block)
-
-    def look(i: Tensor, j: Tensor) -> tuple[Tensor, Tensor]:
-        d = _squared_distances(x[i], y[j], arithmetic)
-        # A difference keeps the sign of a comparison, and its extremes are quick to find.
-        return i[(radii_y[j] - d).amax(1) >= 0], j[(radii_x[i, None] - d).amax(0) >= 0]
-
-    whole = arithmetic == "adm"
-    size = block if whole else _tile(block)
-    x_in, y_in = halves.cover(len(x), len(y), size, x.device, look, whole)
+    radii_x, radii_y = manifold_radii(x, k), manifold_radii(y, k)
+    x_in = torch.zeros_like(radii_x, dtype=torch.bool)
+    y_in = torch.zeros_like(radii_y, dtype=torch.bool)
+    size = _tile(x, y)
+    for i in _slices(x, size):
+        for j in _slices(y, size):
+            d = _squared_distances(x[i], y[j])
+            x_in[i] |= (d <= radii_y[j]).any(1)
+            y_in[j] |= (d <= radii_x[i, None]).any(0)
     return float(y_in.double().mean()), float(x_in.double().mean())
 
 
-def manifold_radii(
-    features: Any, k: int = 3, arithmetic: str = "adm", block: int = BLOCK
-) -> Tensor:
+def manifold_radii(features: Any, k: int = 3) -> Tensor:
     """Squared distance [N] of each of features [N, D] to its k-th nearest neighbour.
 
     As in ADM's evaluator an image itself takes the first place of its own list, so the k-th
     neighbour is the (k + 1)-th smallest entry of its row; exact duplicates count as neighbours.
     """
     x = _features(features, "features")
-    _enough(x, k)
-    if arithmetic == "adm" and _fits_half(x):
-        return halves.radii(halves.cloud(x), k, _tile(block))
-    dtype = torch.float64 if arithmetic == "float64" else torch.float32
-    smallest = torch.full((len(x), k + 1), torch.inf, dtype=dtype, device=x.device)
-    tiles = list(_ranges(len(x), block if arithmetic == "adm" else _tile(block)))
-    for n, rows in enumerate(tiles):
-        for columns in tiles[n:]:
-            d, back = _squared_distances_both_ways(x[rows], x[columns], arithmetic)
-            smallest[rows] = _least(smallest[rows], d)
-            if columns != rows:
-                smallest[columns] = _least(smallest[columns], back)
-    return smallest[:, k]
+    if k < 1:
+        raise ValueError(f"k={k} neighbours: it must be at least 1")
+    if len(x) <= k:
+        raise ValueError(
+            f"k={k} neighbours of each image need at least {k + 1} images, but there are {len(x)}"
+        )
+    size, radii = _tile(x), []
+    for rows in x.split(size):
+        least = rows.new_empty(len(rows), 0, dtype=torch.float32)
+        for columns in x.split(size):
+            least = torch.cat([least, _squared_distances(rows, columns)], 1)
+            least = least.topk(min(k + 1, least.shape[1]), largest=False, sorted=False).values
+        radii.append(least.amax(1))
+    return torch.cat(radii)
 
 
-def _least(smallest: Tensor, d: Tensor) -> Tensor:
-    """The K least of each row of smallest [N, K] and d [N, M] together, ascending."""
-    k = smallest.shape[1]
-    best = d.topk(min(k, d.shape[1]), dim=1, largest=False).values.to(smallest.dtype)
-    return torch.cat([smallest, best], 1).sort(dim=1).values[:, :k]
+def _squared_distances(u: Tensor, v: Tensor) -> Tensor:
+    """|u_i - v_j|^2 [len(u), len(v)] as ADM's evaluator has it: fl(fl(|u|^2 - 2uv) + |v|^2).
+
+    Features and every result are rounded to float16; sums are accumulated in float32, in which
+    products of halves are exact. The rounding moves precision and recall by up to 0.01 (see
+    docs/evaluation.md), so numbers beside published ones need it.
+    """
+    for dtype in (torch.float16, torch.float32):
+        a, b = u.to(dtype), v.to(dtype)
+        norm_a, norm_b = ((z * z).float().sum(1).to(dtype) for z in (a, b))
+        d = (a.float() @ b.float().T).to(dtype).mul_(-2)
+        d = d.add_(norm_a[:, None]).add_(norm_b).float()
+        if bool(d.amax().isfinite()):
+            break
+    return d.clamp_(min=0)
 
 
-def nearest_neighbours(
-    queries: Any, reference: Any, k: int = 1, block: int = BLOCK
-) -> tuple[Tensor, Tensor]:
+def _tile(*sets: Tensor) -> int:
+    """Rows and columns to compare at once: ADM's number if half precision can overflow."""
+    largest = max(float(part.square().sum(1).max()) for x in sets for part in x.split(TILE))
+    # All that is computed on the way to a distance is below 4 times the largest squared norm.
+    return TILE if 4.01 * largest < torch.finfo(torch.float16).max else ADM_TILE
+
+
+def _slices(x: Tensor, size: int) -> list[slice]:
+    return [slice(i, i + size) for i in range(0, len(x), size)]
+
+
+def nearest_neighbours(queries: Any, reference: Any, k: int = 1) -> tuple[Tensor, Tensor]:
     """The k nearest of reference [N, D] to each of queries [M, D].
 
     Returns Euclidean distances [M, k], ascending, and indices [M, k] into reference. The distances
@@ -200,104 +183,15 @@ def nearest_neighbours(
     _same_size(q, x, "queries", "reference")
     if not 1 <= k <= len(x):
         raise ValueError(f"k={k} neighbours: it must be in 1..{len(x)}, the reference's images")
-    arithmetic = "float64" if torch.float64 in (q.dtype, x.dtype) else "float32"
-    distances, indices = [], []
-    for rows in _ranges(len(q), block):
-        best, where = None, None
-        for columns in _ranges(len(x), block):
-            d = _squared_distances(q[rows], x[columns], arithmetic)
-            d, i = d.topk(min(k, d.shape[1]), dim=1, largest=False)
-            i = i + columns.start
-            best = d if best is None else torch.cat([best, d], 1)
-            where = i if where is None else torch.cat([where, i], 1)
-            best, order = best.topk(min(k, best.shape[1]), dim=1, largest=False)
-            where = where.gather(1, order)
-        exact = torch.stack([(q[rows] - x[where[:, j]]).norm(dim=1) for j in range(k)], 1)
-        exact, order = exact.sort(dim=1, stable=True)
-        distances.append(exact)
-        indices.append(where.gather(1, order))
+    centre, distances, indices = x.mean(0), [], []  # products lose digits to a common offset
+    for part in q.split(TILE):
+        rough = torch.cdist(part - centre, x - centre)
+        near = rough.topk(min(k + 3, len(x)), largest=False).indices
+        exact = torch.stack([(part - x[i]).norm(dim=1) for i in near.T], 1)
+        exact, order = exact.sort(stable=True)
+        distances.append(exact[:, :k])
+        indices.append(near.gather(1, order)[:, :k])
     return torch.cat(distances), torch.cat(indices)
-
-
-def _squared_distances(u: Tensor, v: Tensor, arithmetic: str) -> Tensor:
-    """|u_i - v_j|^2 as [len(u), len(v)] through one matrix product."""
-    return _squared_distances_both_ways(u, v, arithmetic, back=False)[0]
-
-
-def _squared_distances_both_ways(
-    u: Tensor, v: Tensor, arithmetic: str, back: bool = True
-) -> tuple[Tensor, Tensor | None]:
-    """|u_i - v_j|^2 and, from the same product, |v_j - u_i|^2 as [len(v), len(u)].
-
-    The two differ in half precision, where (|u|^2 - 2uv) + |v|^2 rounds in another order.
-    """
-    if arithmetic == "adm":
-        both = _expand(*_half_products(u, v), back)
-        if all(bool(d.amax().isfinite()) for d in both if d is not None):
-            return both
-        # ADM's evaluator decides for each direction by itself.
-        single = _squared_distances_both_ways(u, v, "float32", back)
-        return tuple(
-            d if d is None or bool(d.amax().isfinite()) else other
-            for d, other in zip(both, single, strict=True)
-        )
-    dtype = torch.float64 if arithmetic == "float64" else torch.float32
-    u, v = u.to(dtype), v.to(dtype)
-    return _expand(u @ v.T, u.square().sum(1), v.square().sum(1), back)
-
-
-def _half_products(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """u v^T, |u|^2 and |v|^2 with every result rounded to float16, sums accumulated in float32.
-
-    Products of halves are exact in float32, so a float32 product of the rounded features, rounded
-    once, is a half precision product with a single precision accumulator; and a CPU is fast at it.
-    """
-    u, v = u.half(), v.half()
-    norm_u, norm_v = ((x * x).float().sum(1).half() for x in (u, v))
-    return (u.float() @ v.float().T).half(), norm_u, norm_v
-
-
-def _expand(
-    product: Tensor, norm_u: Tensor, norm_v: Tensor, back: bool
-) -> tuple[Tensor, Tensor | None]:
-    """(|u|^2 - 2uv) + |v|^2 and, where wanted, (|v|^2 - 2uv) + |u|^2 transposed; never negative."""
-    product = product.mul_(-2)
-    d = (product + norm_u[:, None]).add_(norm_v[None, :]).clamp_(min=0)
-    if not back:
-        return d, None
-    return d, product.add_(norm_v[None, :]).add_(norm_u[:, None]).clamp_(min=0).T.contiguous()
-
-
-def _fits_half(*sets: Tensor) -> bool:
-    """Whether half precision overflows nowhere, so that ADM's evaluator never leaves it.
-
-    All that is computed on the way to a distance is below 4 times the largest squared norm.
-    """
-    largest = max(float(part.half().float().square().sum(1).max())
-                  for x in sets for part in x.split(BLOCK))  # fmt: skip
-    return 4.01 * largest < torch.finfo(torch.float16).max
-
-
-def _tile(block: int) -> int:
-    """Rows and columns to compare at once where tiles do not change the result."""
-    if block < 1:
-        raise ValueError(f"block={block}: it must be at least 1")
-    return min(block, TILE)
-
-
-def _enough(x: Tensor, k: int) -> None:
-    if k < 1:
-        raise ValueError(f"k={k} neighbours: it must be at least 1")
-    if len(x) <= k:
-        raise ValueError(
-            f"k={k} neighbours of each image need at least {k + 1} images, but there are {len(x)}"
-        )
-
-
-def _ranges(length: int, block: int) -> Iterator[slice]:
-    if block < 1:
-        raise ValueError(f"block={block}: it must be at least 1")
-    return (slice(start, min(start + block, length)) for start in range(0, length, block))
 
 
 def _features(features: Any, name: str) -> Tensor:
@@ -305,8 +199,7 @@ def _features(features: Any, name: str) -> Tensor:
     x = torch.as_tensor(features).detach()
     if x.ndim != 2 or 0 in x.shape:
         raise ValueError(f"{name} must be [images, features], but its shape is {tuple(x.shape)}")
-    if not x.is_floating_point():
-        x = x.float()
+    x = x if x.is_floating_point() else x.float()
     bad = (~x.isfinite()).any(1)
     if bool(bad.any()):
         raise ValueError(
@@ -320,15 +213,14 @@ def _features(features: Any, name: str) -> Tensor:
 def _same_size(a: Tensor, b: Tensor, name_a: str, name_b: str) -> None:
     if a.shape[1] != b.shape[1]:
         raise ValueError(
-            f"{name_a} has {a.shape[1]} features an image but {name_b} has {b.shape[1]}: "
+            f"{name_a} has {a.shape[1]} features per image but {name_b} has {b.shape[1]}: "
             "compute both with the same feature net"
         )
 
 
 def _gaussian(mu: Any, cov: Any, name: str) -> tuple[Tensor, Tensor]:
-    mu = torch.as_tensor(mu).detach().double().reshape(-1)
-    cov = torch.as_tensor(cov).detach().double()
-    cov = cov.reshape(1, 1) if cov.numel() == 1 else cov
+    mu, cov = (torch.as_tensor(t).detach().double() for t in (mu, cov))
+    mu, cov = mu.reshape(-1), cov.reshape(1, 1) if cov.numel() == 1 else cov
     if cov.shape != (len(mu), len(mu)):
         raise ValueError(
             f"cov{name} has shape {tuple(cov.shape)}, but mu{name} with {len(mu)} features needs "
