@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -30,6 +31,16 @@ def whole(path: str | os.PathLike, mode: str = "wb", sync: bool = True) -> Itera
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def check_writable(path: str | os.PathLike) -> None:
+    """Raises OSError now if a file could not be written at `path` later; makes its folder."""
+    path = Path(path)
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder; give the name of a file to write")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=path.parent):
+        pass
 
 
 def write_text(path: str | os.PathLike, text: str) -> None:

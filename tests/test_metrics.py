@@ -67,7 +67,7 @@ def test_statistics_are_numpys_and_do_not_lose_digits_to_a_large_mean(generator,
 def test_singular_covariances_are_said_and_give_the_limit_of_regular_ones(generator):
     a = torch.randn(10, 20, generator=generator, dtype=torch.float64)
     b = torch.randn(10, 20, generator=generator, dtype=torch.float64) + 1
-    with pytest.warns(metrics.SingularCovarianceWarning, match="of 20 features"):
+    with pytest.warns(RuntimeWarning, match="of 20 features"):
         singular = metrics.fid(a, b)
     (m1, c1), (m2, c2) = metrics.statistics(a), metrics.statistics(b)
     tiny = 1e-12 * torch.eye(20, dtype=torch.float64)

@@ -1,8 +1,10 @@
-"""FID, sFID, precision and recall of image files: what `run/evaluate.sh` runs.
+"""FID, precision and recall of image files: what `run/evaluate.sh` runs.
 
-sources.py    npz files, folders of images, saved statistics
-nets.py       feature nets: Inception, or any by import path
-extract.py    images -> features and their statistics, in a stream that can be stopped and resumed
-torch_evaluator.py    the numbers, with `run.evaluate.metrics`
-adm.py        the same numbers from guided-diffusion's own evaluator, in an environment of its own
+sources.py            what is compared: images, saved statistics, or both
+features.py           feature nets: Inception, any by import path, the quickstart's classifier
+extract.py            images -> features and their statistics, in chunks that are kept
+metrics.py            FID, precision and recall, nearest neighbours of features
+torch_evaluator.py    the numbers, from the modules above
+adm.py                the same numbers from guided-diffusion's own evaluator
+classifier.py         the quickstart's feature net
 """

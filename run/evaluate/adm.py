@@ -7,24 +7,25 @@ the download.
 
 from __future__ import annotations
 
-import argparse
-import hashlib
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
+from filelock import FileLock
 
-from .lock import alone
-from .sources import Npz, Source
+from ogdm_core.files import sha256
+from run.provenance import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
+from .sources import Source
+
 HERE = Path(__file__).parent
 REQUIREMENTS = HERE / "adm_requirements.txt"
 EVALUATOR = ROOT / "third_party" / "guided-diffusion" / "evaluations" / "evaluator.py"
@@ -37,22 +38,22 @@ LINES = {"FID": "fid", "sFID": "sfid", "Precision": "precision", "Recall": "reca
 
 
 class AdmError(Exception):
-    """Upstream's evaluator or its environment failed; says what to do."""
+    """Upstream's evaluator or its environment failed; the message says what to do."""
 
 
-def evaluate(reference: Source, samples: Source, args: argparse.Namespace) -> dict:
-    """The same keys as ours, and upstream's Inception score."""
-    check(reference, samples, args)
+def evaluate(reference: Source, samples: Source, weights: Path | None = None) -> dict[str, Any]:
+    """The same keys as ours, upstream's sFID and Inception score."""
+    check(reference, samples, weights)
     python = ensure_environment()
     with tempfile.TemporaryDirectory(prefix="ogdm-adm-") as scratch:
         files = [_as_npz(source, Path(scratch) / f"{name}.npz")
                  for name, source in (("reference", reference), ("samples", samples))]  # fmt: skip
         folder = DOWNLOADS
-        if args.weights:
+        if weights:
             folder = Path(scratch)
-            (folder / GRAPH).symlink_to(args.weights.resolve())
+            (folder / GRAPH).symlink_to(weights.resolve())
         folder.mkdir(parents=True, exist_ok=True)
-        numbers, found = run(python, files, folder)
+        numbers, versions = run(python, files, folder)
     notes = ["precision and recall are over all images of both files"]
     if reference.statistics:
         notes.append(f"FID uses the statistics that {reference.path.name} brings, not its images'")
@@ -62,17 +63,15 @@ def evaluate(reference: Source, samples: Source, args: argparse.Namespace) -> di
         "precision_recall_images": (reference.count, samples.count),
         "features": "inception, TensorFlow's graph",
         "notes": notes,
-        "versions": found,
+        "versions": versions,
     }
 
 
-def check(reference: Source, samples: Source, args: argparse.Namespace) -> None:
+def check(reference: Source, samples: Source, weights: Path | None = None) -> None:
     """Raises ValueError for what can be known before anything is installed or computed."""
-    if args.features:
-        raise ValueError("--features is for --evaluator torch; ADM's knows Inception only")
-    if args.weights and not args.weights.is_file():
+    if weights and not weights.is_file():
         raise ValueError(
-            f"--weights {args.weights}: no such file. ADM's evaluator reads {GRAPH}; leave the "
+            f"--weights {weights}: no such file. ADM's evaluator reads {GRAPH}; leave the "
             f"flag out to let it download the file, or get it from\n  {URL}"
         )
     for source in (reference, samples):
@@ -85,43 +84,31 @@ def check(reference: Source, samples: Source, args: argparse.Namespace) -> None:
         raise ValueError("guided-diffusion is not here; run/setup.sh guided-diffusion fetches it")
 
 
-def run(python: Path, files: list[Path], folder: Path) -> tuple[dict, dict]:
-    """Upstream's numbers and its packages' versions; its words go to stderr as they come."""
-    command = [python, HERE / "adm_runner.py", EVALUATOR, *files]
+def run(python: Path, files: list[Path], folder: Path) -> tuple[dict[str, float], dict[str, str]]:
+    """Upstream's numbers and its packages' versions; its output goes to stderr as it comes."""
+    command = [str(word) for word in (python, HERE / "adm_runner.py", EVALUATOR, *files)]
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
-    lines = []
-    with subprocess.Popen(
-        [str(word) for word in command], cwd=folder, env=environment | {"PYTHONUNBUFFERED": "1"},
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, errors="replace",
-    ) as process:  # fmt: skip
-        try:
-            for line in process.stdout:
-                lines.append(line.rstrip())
-                if not line.startswith("{"):
-                    print(line, end="", file=sys.stderr, flush=True)
-        except BaseException:  # else leaving would wait for it
-            process.kill()
-            raise
-    if process.returncode:
+    done = subprocess.run(
+        command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+    if done.returncode:
         raise AdmError(
-            f"ADM's evaluator stopped with code {process.returncode}; its words are above. If it "
+            f"ADM's evaluator stopped with code {done.returncode}; its output is above. If it "
             f"could not download Inception's graph, get it from\n  {URL}\nand give --weights FILE"
         )
-    return parse(lines)
+    said = json.loads(done.stdout.splitlines()[-1])
+    return parse(said["lines"]), said["versions"]
 
 
-def parse(lines: list[str]) -> tuple[dict, dict]:
-    """Upstream prints `Name: number` lines; the runner ends with the versions."""
-    numbers = {}
-    for line in lines:
-        name, _, value = line.partition(": ")
-        if name in LINES and re.fullmatch(r"-?[\d.]+(e-?\d+)?|nan|inf", value):
-            numbers[LINES[name]] = float(value)
-    if set(numbers) != set(LINES.values()):
+def parse(lines: list[str]) -> dict[str, float]:
+    """The numbers in upstream's `Name: number` lines."""
+    found = dict(line.split(": ", 1) for line in lines if ": " in line)
+    if not set(LINES) <= set(found):
         raise AdmError(
             f"ADM's evaluator did not print {', '.join(LINES)}; it ended with {lines[-1:]}"
         )
-    return numbers, json.loads(lines[-1])["versions"]
+    return {name: float(found[line]) for line, name in LINES.items()}
 
 
 def ensure_environment() -> Path:
@@ -130,49 +117,42 @@ def ensure_environment() -> Path:
         if not (found := shutil.which(given)):
             raise AdmError(f"OGDM_ADM_PYTHON={given} is not a program that can be run")
         return Path(found).absolute()
-    python, stamp = ENVIRONMENT / "bin" / "python", ENVIRONMENT / "ogdm-stamp"
-    wanted = hashlib.sha256(REQUIREMENTS.read_bytes() + sys.version.encode()).hexdigest()
-    with alone(ENVIRONMENT.with_suffix(".lock"), "making ADM's environment"):
-        if python.exists() and stamp.is_file() and stamp.read_text() == wanted:
-            return python
-        print(f"Making {ENVIRONMENT.relative_to(ROOT)} with TensorFlow for ADM's evaluator, "
-              "about 1.7 GB; minutes ...", file=sys.stderr)  # fmt: skip
-        stamp.unlink(missing_ok=True)
-        base = getattr(sys, "_base_executable", None) or sys.executable
-        pip = [
-            python,
-            "-m",
-            "pip",
-            "install",
-            "--disable-pip-version-check",
-            "--progress-bar",
-            "off",
-        ]
-        log = ENVIRONMENT.with_suffix(".log")
-        for command in ([base, "-m", "venv", ENVIRONMENT], [*pip, "-r", REQUIREMENTS]):
-            with log.open("a") as out:
-                code = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT).returncode
-            if code:
-                tail = "\n".join(log.read_text(errors="replace").splitlines()[-6:])
+    python = ENVIRONMENT / "bin" / "python"
+    ENVIRONMENT.mkdir(parents=True, exist_ok=True)
+    with FileLock(ENVIRONMENT.with_suffix(".lock")):
+        if not ready().exists():
+            print(f"Making {ENVIRONMENT} with TensorFlow, 1.7 GB, minutes ...", file=sys.stderr)
+            try:
+                subprocess.run([sys.executable, "-m", "venv", "--clear", ENVIRONMENT], check=True)
+                install = [python, "-m", "pip", "install", "--quiet", "-r", REQUIREMENTS]
+                subprocess.run(install, check=True, stdout=sys.stderr)
+            except subprocess.CalledProcessError as error:
                 raise AdmError(
-                    f"making the environment failed:\n{tail}\nThe whole log is in "
-                    f"{log.relative_to(ROOT)}. Run the same command again to go on, or point "
-                    "OGDM_ADM_PYTHON at a Python with TensorFlow, scipy, requests and tqdm."
-                )
-        stamp.write_text(wanted)
+                    f"making the environment failed ({error}). Run the same command again, or "
+                    "point OGDM_ADM_PYTHON at a Python with TensorFlow, scipy, requests and tqdm."
+                ) from error
+            ready().touch()
     return python
 
 
+def ready() -> Path:
+    """A file that is there when the environment holds what REQUIREMENTS asks for."""
+    return ENVIRONMENT / f"ready-{sha256(REQUIREMENTS)[:16]}"
+
+
 def _as_npz(source: Source, file: Path) -> Path:
-    """The source itself if upstream can read it, else its images written to `file`."""
-    if isinstance(source, Npz) and source.channels == 3:
+    """The source itself if upstream can read it, else its images written to `file`, as RGB."""
+    images = source.images
+    if source.path.suffix == ".npz" and images.channels == 3:
         return source.path.resolve()
-    header = {"descr": "|u1", "fortran_order": False, "shape": (source.count, *source.size, 3)}
+    shape = (len(images), *images.shape[1:], 3)
+    header = {"descr": "|u1", "fortran_order": False, "shape": shape}
     with (
         zipfile.ZipFile(file, "w") as archive,
         archive.open("arr_0.npy", "w", force_zip64=True) as out,
     ):
         np.lib.format.write_array_header_1_0(out, header)
-        for images in source.batches(256):
-            out.write(images.tobytes())
+        for index in torch.arange(len(images)).split(256):
+            pixels = images.pixels(index).expand(-1, 3, -1, -1)
+            out.write(pixels.permute(0, 2, 3, 1).contiguous().numpy().data)
     return file

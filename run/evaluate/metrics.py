@@ -24,10 +24,6 @@ TILE = 1_000
 ADM_TILE = 10_000
 
 
-class SingularCovarianceWarning(UserWarning):
-    """FID was computed from covariances without full rank: right, but biased."""
-
-
 def fid(features_a: Any, features_b: Any) -> float:
     """Frechet distance of two sets of features [N_a, D] and [N_b, D] (tensors or arrays)."""
     a, b = _features(features_a, "features_a"), _features(features_b, "features_b")
@@ -81,7 +77,7 @@ def frechet_distance(mu1: Any, cov1: Any, mu2: Any, cov2: Any) -> float:
     the trace of the square root of the product, through symmetric matrices only. These always have
     a real square root, so a singular covariance (fewer images than features, or features that never
     fire) needs no multiple of the identity added, which is what ADM's evaluator falls back to when
-    its square root fails. A SingularCovarianceWarning reports it, for FID is then biased upwards.
+    its square root fails. A RuntimeWarning reports it, for FID is then biased upwards.
     """
     mu1, cov1 = _gaussian(mu1, cov1, "1")
     mu2, cov2 = _gaussian(mu2, cov2, "2")
@@ -99,7 +95,7 @@ def frechet_distance(mu1: Any, cov1: Any, mu2: Any, cov2: Any) -> float:
         warnings.warn(
             f"the product of the covariances is singular: rank {rank} of {len(product)} features. "
             "FID is still well defined, but biased; more images than features cure it.",
-            SingularCovarianceWarning,
+            RuntimeWarning,
             stacklevel=2,
         )
     trace = product.clamp(min=0).sqrt().sum()

@@ -8,7 +8,8 @@ import shutil
 from pathlib import Path
 
 from ogdm_core.splice.ldm import run_configs
-from run.evaluate import adm, nets
+from run.evaluate import adm
+from run.evaluate.features import check_features
 from run.train.presets import PRESETS, Preset
 
 from . import paper
@@ -149,7 +150,7 @@ def _evaluator(options: Options) -> list[str]:
     if options.smoke and not options.features:
         return []  # it brings a net of its own
     try:
-        nets.check(None if options.features else weights, options.features)
+        check_features(options.features, None if options.features else weights)
     except ValueError as error:
         return [" ".join(str(error).split())]
     module = options.features.partition(":")[0]
