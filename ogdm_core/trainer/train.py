@@ -70,7 +70,7 @@ def load_model(path: str) -> tuple[Any, Any]:
 
 
 class Trainer:
-    """One run: its model, its observer, its folder. Bad settings raise before it is made."""
+    """One run: its model, its observer, its folder, which is not made if settings are bad."""
 
     def __init__(self, args: argparse.Namespace):
         self.args = args

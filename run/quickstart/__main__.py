@@ -7,7 +7,8 @@ noise with Euler, S-PNDM, F-PNDM and Heun at several NFEs, and FID and recall ar
     run/quickstart.sh --out out/quickstart
 
 writes results.json, fid_vs_nfe.png, samples.png and report.html. Everything is seeded; a run that
-was stopped continues with the same command.
+was stopped continues with the same command. Unless the flags say otherwise, OGDM runs with k 0.35,
+gamma 0.06 (hinge: 0.03), t_max 0.7 and the light discriminator, fused.
 """
 
 from __future__ import annotations
@@ -111,8 +112,7 @@ class Runner:
         """One child: `python -m MODULE WORDS`; its lines `step I/N  note` move its bar.
 
         It gets one thread: these networks gain nothing from more, and the result is the same on
-        any number of cores. It has a session of its own and gets Ctrl-C
-        from `__exit__`, once.
+        any number of cores. It has a session of its own, and gets Ctrl-C from `__exit__`, once.
         """
         command = [sys.executable, "-m", module, *map(str, words)]
         env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
