@@ -4,13 +4,13 @@ import copy
 import pickle
 
 import click
-import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
 
 from ogdm_core.config import OGDMConfig
 from ogdm_core.splice import edm as splice
+from ogdm_core.splice import sample_edm
 
 
 class Net(torch.nn.Module):
@@ -45,12 +45,13 @@ def flip(images):
     return images.flip(3), torch.full((len(images), 1), 0.25)
 
 
-def observed(projection="euler", gamma=0.1):
+def observed(projection="euler", gamma=0.1, fine_tuned=False):
     config = OGDMConfig(projection=projection, gamma=gamma, k=0.3, d_width=0.02)
     torch.manual_seed(0)
     net = Net()
-    session = splice.session(config.to_dict(), 0, torch.device("cpu"), None, None)
-    return session, net, session.record(Loss(), net)
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
+    session = splice.Observed(config, net, Loss(), optimizer, fine_tuned=fine_tuned)
+    return session, net, session.loss_fn
 
 
 def batch():
@@ -132,36 +133,49 @@ def test_recorded_loss_pickles_as_upstreams_own():
     assert type(copy.deepcopy(loss_fn)) is Loss
 
 
-def test_without_ogdm_nothing_is_wrapped():
-    session = splice.session(None, 0, torch.device("cpu"), None, None)
-    things = [object() for _ in range(3)]
-    assert session.sampler(things[0]) is things[0]
-    assert session.record(things[1], None) is things[1]
-    assert session.add_emission(things[2]) is things[2]
-    assert session.resume(5, 1) == (5, 1)
-    assert session.report(None) == []
+def test_ds_rate_follows_upstreams_ramp_up():
+    session, net, loss_fn = observed()
+    for scale in (0.0, 0.25, 1.0):
+        for group in session.optimizer.param_groups:
+            group["lr"] = 1e-3 * scale
+        session.add_emission(loss_fn(net, *batch(), augment_pipe=flip)).sum().backward()
+        session.step()
+        (group,) = session.observer.optimizer.param_groups
+        assert group["lr"] == pytest.approx(session.observer.config.d_lr * scale)
+
+
+def test_without_ogdm_there_is_no_session():
+    assert splice.session(None, Net(), Loss(), None, 0, None, None) is None
+    assert splice.load_state(None, "training-state-000001.pt") is None
 
 
 def test_noise_range_is_the_networks_own_where_it_has_one():
     net = Net()
-    assert splice.training_schedule(net).sigma_min == 0.002
-    assert splice.training_schedule(net).sigma_max == 80
+    assert (splice.schedule_of(net).sigma_min, splice.schedule_of(net).sigma_max) == (0.002, 80)
     net.sigma_min, net.sigma_max = 0.02, 100
-    assert splice.training_schedule(net).sigma_min == 0.02
-    assert splice.training_schedule(net).sigma_max == 100
+    assert (splice.schedule_of(net).sigma_min, splice.schedule_of(net).sigma_max) == (0.02, 100)
 
 
-def test_a_killed_save_leaves_the_old_file(tmp_path):
-    path = tmp_path / "ogdm-state-000001.pt"
-    path.write_bytes(b"old")
+def test_a_run_continues_at_the_next_image_of_the_shuffled_order():
+    assert list(splice.Continued(range(10, 16), 4)) == [14, 15]
 
-    def fail(f):
-        f.write(b"half")
-        raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        splice._replace(path, fail)
-    assert path.read_bytes() == b"old"
+@pytest.mark.parametrize("fine_tuned", [True, False])
+def test_a_state_file_brings_back_the_observer_and_that_the_run_is_a_fine_tune(
+    tmp_path, fine_tuned
+):
+    """Upstream sets the EMA's ramp-up for --transfer only, so a resumed fine-tune needs to know."""
+    session, net, loss_fn = observed(fine_tuned=fine_tuned)
+    session.add_emission(loss_fn(net, *batch(), augment_pipe=flip)).sum().backward()
+    session.step()
+    session.save(str(tmp_path), nimg=2000, tick=1, every=1, done=False)
+    noise = torch.rand(3)
+    state = splice.load_state({}, str(tmp_path / "training-state-000002.pt"))
+    ogdm = session.observer.config.to_dict()
+    again = splice.session(ogdm, net, Loss(), session.optimizer, 0, "snapshot.pkl", state)
+    assert again.fine_tuned is fine_tuned
+    assert again.resume(state) == (2000, 2) and again.observer.steps == 1
+    assert torch.equal(torch.rand(3), noise)
 
 
 # ---- flags --------------------------------------------------------------------------------------
@@ -199,9 +213,9 @@ def generate(*args):
     @click.command()
     @click.option("--steps", "num_steps", default=18)
     @click.option("--S_churn", "S_churn", default=0.0)
-    @splice.generate_options
-    def main(device, **kwargs):
-        click.echo(f"{device} {sorted(k for k, v in kwargs.items() if v is not None)}")
+    @sample_edm.generate_options
+    def main(**kwargs):
+        click.echo(str({k: v for k, v in kwargs.items() if v is not None}))
 
     return CliRunner().invoke(main, args)
 
@@ -209,8 +223,7 @@ def generate(*args):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--sampler=euler"], "--sampler and --nfe go together"),
-        (["--nfe=10"], "--sampler and --nfe go together"),
+        (["--nfe=10"], "--nfe needs --sampler"),
         (["--sampler=heun", "--nfe=10"], "9 or 11"),
         (["--sampler=f-pndm", "--nfe=10"], "13"),
         (["--sampler=ddim", "--nfe=10"], "s-pndm"),
@@ -225,33 +238,5 @@ def test_contradictory_sampler_flags_are_refused(args, message):
 
 
 def test_generate_flags_are_absent_unless_given():
-    assert "['S_churn', 'num_steps']" in generate().output
-
-
-def test_collection_keeps_the_order_of_the_seeds(tmp_path):
-    path = tmp_path / "deep" / "images.npz"
-    images = np.arange(3 * 4 * 4, dtype=np.uint8).reshape(3, 4, 4, 1)
-    collection = splice.Collection(str(path), seeds=[7, 3, 5])
-    collection.add(torch.tensor([5, 7]), images[[2, 0]], torch.eye(4)[[2, 0]])
-    collection.add(torch.tensor([3]), images[[1]], torch.eye(4)[[1]])
-    collection.write()
-    with np.load(path) as npz:
-        assert npz["arr_0"].dtype == np.uint8
-        assert np.array_equal(npz["arr_0"], images.repeat(3, axis=3))
-        assert npz["arr_1"].tolist() == [0, 1, 2]
-
-
-@pytest.mark.parametrize("fine_tuned", [True, False])
-def test_resuming_a_fine_tune_keeps_its_ema(tmp_path, fine_tuned):
-    """Upstream drops the EMA's ramp-up for --transfer only, and refuses it beside --resume."""
-    session, net, loss_fn = observed()
-    session.fine_tuned = fine_tuned
-    session.add_emission(loss_fn(net, *batch(), augment_pipe=flip)).sum().backward()
-    session.step()
-    session.save(str(tmp_path), nimg=2000, tick=1, every=1, done=False)
-    opts = {"ogdm": True, "lr_rampup": None}
-    kwargs = splice.training_kwargs(opts | {"resume": str(tmp_path / "training-state-000002.pt")})
-    assert ("ema_rampup_ratio" in kwargs) is fine_tuned
-    again = splice.session(kwargs["ogdm"], 0, torch.device("cpu"), "snapshot.pkl",
-                           str(tmp_path / "training-state-000002.pt"))  # fmt: skip
-    assert again.fine_tuned is fine_tuned
+    assert generate().output == "{'num_steps': 18, 'S_churn': 0.0}\n"
+    assert "'nfe': 10" in generate("--sampler=euler").output

@@ -129,11 +129,12 @@ QUICK = Size(resolution=8, channels=16, blocks=1)
 
 def edm(size: Size) -> Network:
     """NVlabs/edm: DDPM++ (SongUNet) with EDM's preconditioning, as for CIFAR-10."""
+    from ogdm_core.compat import edm as compat
     from ogdm_core.splice import edm as splice
 
     if str(EDM) not in sys.path:
         sys.path.insert(0, str(EDM))
-    splice.install()
+    compat.install()
     from training.networks import EDMPrecond
 
     net = EDMPrecond(
@@ -141,9 +142,8 @@ def edm(size: Size) -> Network:
         channel_mult=[2, 2, 2], num_blocks=size.blocks, dropout=0.13,
     )  # fmt: skip
     words = f"NVlabs/edm, DDPM++ (SongUNet) with {size.channels} channels"
-    return Network(net, lambda x, t: (x - net(x, t)) / t.reshape(-1, 1, 1, 1),
-                   splice.training_schedule(net), torch.tensor(1.0), 3, size.resolution,
-                   words=words)  # fmt: skip
+    return Network(net, splice.make_eps_fn(net), splice.schedule_of(net), torch.tensor(1.0), 3,
+                   size.resolution, words=words)  # fmt: skip
 
 
 def diffusers(size: Size) -> Network:

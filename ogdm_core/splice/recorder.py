@@ -1,0 +1,43 @@
+"""What a splice reads off its trainer: the forward pass, and where its learning rate stands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..random import torch_state
+
+
+class Pass(NamedTuple):
+    """One forward pass of a network."""
+
+    x: Tensor  # its first argument, the noisy images [N, C, H, W]
+    args: tuple  # its further arguments
+    kwargs: dict[str, Any]
+    output: Any
+    rng: list[Tensor]  # torch's random state before the pass; dropout's masks follow from it
+
+
+class Recorder:
+    """Calls `network` and keeps the last call in `last`, so that no pass has to be repeated."""
+
+    last: Pass
+
+    def __init__(self, network: Callable[..., Any]):
+        self.network = network
+
+    def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        rng = torch_state(x.device)
+        output = self.network(x, *args, **kwargs)
+        self.last = Pass(x, args, kwargs, output, rng)
+        return output
+
+
+def lr_scale(optimizer: torch.optim.Optimizer) -> float:
+    """The optimiser's present learning rate over the one it was built with; D's follows it."""
+    group = optimizer.param_groups[0]
+    base = float(group.get("initial_lr", optimizer.defaults["lr"]))  # initial_lr: a scheduler's
+    return float(group["lr"]) / base if base else 1.0

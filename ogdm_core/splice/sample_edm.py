@@ -1,0 +1,45 @@
+"""Few-step sampling in NVlabs/edm: what the patched generate.py calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from ..samplers import sample
+from ..schedule import KarrasVE
+from .edm import RHO, SIGMA_MAX, SIGMA_MIN, make_eps_fn
+from .sampling import Collection, click_options
+
+__all__ = ["Collection", "few_steps", "generate_options"]
+
+# The flags after these are upstream's own sampler's.
+generate_options = click_options(
+    ("sampler", "nfe", "npz"),
+    own=("num_steps", "solver", "discretization", "schedule", "scaling", "S_churn", "S_min",
+         "S_max", "S_noise"),
+    samplers=("euler", "heun", "s-pndm", "f-pndm"),
+)  # fmt: skip
+
+
+def few_steps(
+    net,
+    latents: Tensor,
+    class_labels: Tensor | None,
+    randn_like: Callable,
+    *,
+    sampler: str,
+    nfe: int,
+    sigma_min: float = SIGMA_MIN,
+    sigma_max: float = SIGMA_MAX,
+    rho: float = RHO,
+    **own: Any,
+) -> Tensor:
+    """Images [N, C, H, W] from unit noise, over upstream's default noise levels, in float64.
+
+    Has the signature of upstream's sampling functions and stands in for them.
+    """
+    schedule = KarrasVE(max(sigma_min, net.sigma_min), min(sigma_max, net.sigma_max), rho)
+    x_T = schedule.prior(latents.double())
+    return sample(make_eps_fn(net, class_labels), x_T, schedule, sampler=sampler, nfe=nfe)

@@ -1,0 +1,165 @@
+"""Few-step sampling behind the upstream scripts: flags and their checks, noise by image, npz files.
+
+Flags that contradict each other end the script with a usage error (exit code 2) when they are
+parsed, on every backbone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Generator, Tensor
+
+from ..distributed import gather, print_once, rank
+from ..files import whole
+from ..samplers import SAMPLERS, steps_for_nfe
+from ..schedule import DISCRETISATIONS
+
+NFE = 10  # of --sampler without --nfe
+FLAGS: dict[str, dict[str, Any]] = {
+    "sampler": {"choices": tuple(SAMPLERS), "metavar": "NAME",
+                "help": f"{', '.join(SAMPLERS)}; without it upstream's own sampler runs"},
+    "nfe": {"type": int, "metavar": "INT",
+            "help": f"network evaluations per image, with --sampler (default: {NFE})"},
+    "discretization": {"choices": tuple(DISCRETISATIONS), "metavar": "|".join(DISCRETISATIONS),
+                       "help": "spacing of the time steps, with --sampler (default: linear)"},
+    "eta": {"type": float, "metavar": "FLOAT",
+            "help": "noise of the stochastic sampler: 0 is euler, 1 is DDPM's (default: 1)"},
+    "seed": {"type": int, "metavar": "INT",
+             "help": "with --sampler, image i is made from (seed, i), whatever the batch size"},
+    "npz": {"metavar": "FILE",
+            "help": "also write all images to this file, as ADM's evaluator reads them"},
+}  # fmt: skip
+
+
+def check(values: MutableMapping[str, Any], own: Iterable[str] = ()) -> None:
+    """Fills in --nfe's default, and raises ValueError for flags that contradict each other.
+
+    own   flags of upstream's own sampler that were given, as in --steps
+    """
+    sampler, nfe = values["sampler"], values["nfe"]
+    if not sampler:
+        if nfe is not None:
+            raise ValueError("--nfe needs --sampler, as in --sampler euler --nfe 10")
+        return
+    values["nfe"] = NFE if nfe is None else nfe
+    try:
+        steps_for_nfe(sampler, values["nfe"])
+    except ValueError as error:
+        raise ValueError(f"--nfe: {error}") from error
+    if own := list(own):
+        raise ValueError(
+            f"{', '.join(own)} steers upstream's own sampler; leave it out with --sampler, or "
+            "leave --sampler out"
+        )
+
+
+def add_arguments(
+    parser: argparse.ArgumentParser, names: Iterable[str], own: Iterable[str] = (), **defaults: Any
+) -> None:
+    """Adds the flags `names` to a parser, which then checks them whenever it parses.
+
+    own        destinations of upstream's flags that are refused beside --sampler
+    defaults   of our flags, where they are not None
+    """
+    group = parser.add_argument_group("few-step sampling")
+    for name in names:
+        group.add_argument(f"--{name}", default=defaults.get(name), **FLAGS[name])
+    parse = parser.parse_known_args
+
+    def parse_and_check(*args: Any, **kwargs: Any) -> tuple[Any, list[str]]:
+        namespace, rest = parse(*args, **kwargs)
+        given = [f"--{n}" for n in own if getattr(namespace, n) != parser.get_default(n)]
+        try:
+            check(namespace.__dict__, given)
+        except ValueError as error:
+            parser.error(str(error))
+        return namespace, rest
+
+    parser.parse_known_args = parse_and_check  # type: ignore[method-assign, assignment]
+
+
+def click_options(
+    names: Sequence[str], own: Iterable[str] = (), samplers: Sequence[str] = tuple(SAMPLERS)
+) -> Callable[[Callable], Callable]:
+    """The same as a decorator of a click command, for the samplers that it offers."""
+    import click
+
+    def decorate(main: Callable) -> Callable:
+        @functools.wraps(main)
+        def run(**kwargs: Any) -> Any:
+            context = click.get_current_context()
+            typed = {
+                n
+                for n in own
+                if context.get_parameter_source(n) is click.core.ParameterSource.COMMANDLINE
+            }
+            given = [p.opts[0] for p in context.command.params if p.name in typed]
+            try:
+                check(kwargs, given)
+            except ValueError as error:
+                raise click.UsageError(str(error)) from error
+            return main(**kwargs)
+
+        for name in reversed(names):
+            spec = dict(FLAGS[name])
+            if name == "sampler":
+                spec |= {"choices": samplers, "metavar": "|".join(samplers)}
+            if choices := spec.pop("choices", None):
+                spec["type"] = click.Choice(choices)
+            run = click.option(f"--{name}", **spec)(run)
+        return run
+
+    return decorate
+
+
+def normal(generators: Iterable[Generator], shape: Sequence[int]) -> Tensor:
+    """Standard normal noise [N, *shape], each image's from its own generator."""
+    return torch.stack([torch.randn(tuple(shape), generator=g) for g in generators])
+
+
+def labels(generators: Iterable[Generator], classes: int) -> Tensor:
+    """Uniform labels [N] below `classes`, each image's from its own generator."""
+    return torch.stack([torch.randint(classes, (), generator=g) for g in generators])
+
+
+def to_uint8(x: Tensor) -> np.ndarray:
+    """Images [N, C, H, W] in [-1, 1] as uint8 [N, H, W, C]."""
+    x = ((x + 1) * 127.5).clamp(0, 255).to(torch.uint8)
+    return x.permute(0, 2, 3, 1).cpu().numpy()
+
+
+def write_npz(path: str, images: np.ndarray, labels: np.ndarray | None = None) -> None:
+    """arr_0 uint8 [N, H, W, 3] and, with labels, arr_1 int64 [N]; whole or not at all.
+
+    Grey images become RGB, which is what an evaluator's network takes.
+    """
+    images = images.repeat(3, axis=3) if images.shape[3] == 1 else images
+    with whole(path) as file:
+        np.savez(file, *([images] if labels is None else [images, labels.astype(np.int64)]))
+
+
+class Collection:
+    """The images of all ranks in one npz, in the order of `seeds`."""
+
+    def __init__(self, path: str, seeds: list[int]):
+        self.path, self.seeds = path, seeds
+        self.made: dict[int, tuple[np.ndarray, int | None]] = {}
+
+    def add(self, seeds: Tensor, images: np.ndarray, class_labels: Tensor | None) -> None:
+        """Takes one batch: images uint8 [N, H, W, C], labels one-hot or None."""
+        numbers = [None] * len(images) if class_labels is None else class_labels.argmax(1).tolist()
+        self.made |= zip(seeds.tolist(), zip(images, numbers, strict=True), strict=True)
+
+    def write(self) -> None:
+        """Rank 0 writes what all ranks made; every rank must call."""
+        made = {seed: image for part in gather(self.made) for seed, image in part.items()}
+        images, numbers = zip(*(made[seed] for seed in self.seeds), strict=True)
+        if rank() == 0:
+            write_npz(self.path, np.stack(images), None if None in numbers else np.array(numbers))
+        print_once(f'Wrote {len(images)} images to "{self.path}".')

@@ -1,0 +1,170 @@
+"""What the splices share: sampling flags, npz files, random states, state files."""
+
+import argparse
+import random
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from ogdm_core import DiscreteVP, Observer, OGDMConfig
+from ogdm_core.random import global_state
+from ogdm_core.splice import diffusers, resume, resume_adm, sampling
+from ogdm_core.splice.recorder import Recorder, lr_scale
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser()
+    made.add_argument("--steps", type=int, default=50)
+    sampling.add_arguments(made, tuple(sampling.FLAGS), own=("steps",), seed=3)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ("--nfe 10", "--nfe needs --sampler"),
+        ("--sampler heun --nfe 10", "--nfe: heun cannot run in 10 .* 9 or 11"),
+        ("--sampler f-pndm", "--nfe: f-pndm cannot run in 10 .* 13"),
+        ("--sampler euler --nfe 0", "--nfe: euler cannot run in 0 "),
+        ("--sampler euler --steps 5", "--steps steers upstream's own sampler"),
+        ("--sampler ddim", "s-pndm"),
+    ],
+)
+def test_contradictory_flags_are_usage_errors(capsys, args, message):
+    with pytest.raises(SystemExit) as stop:
+        parser().parse_args(args.split())
+    assert stop.value.code == 2
+    assert re.search(message, capsys.readouterr().err)
+
+
+def test_flags_have_their_defaults_and_unknown_ones_pass():
+    args, rest = parser().parse_known_args(["--sampler", "euler", "--other"])
+    assert (args.sampler, args.nfe, args.seed, args.eta, rest) == (
+        "euler",
+        10,
+        3,
+        None,
+        ["--other"],
+    )
+    assert parser().parse_args(["--steps", "5"]).nfe is None
+
+
+def test_an_npz_is_uint8_rgb_with_labels_in_the_order_of_the_seeds(tmp_path):
+    path = tmp_path / "deep" / "images.npz"
+    images = np.arange(3 * 4 * 4, dtype=np.uint8).reshape(3, 4, 4, 1)
+    collection = sampling.Collection(str(path), seeds=[7, 3, 5])
+    collection.add(torch.tensor([5, 7]), images[[2, 0]], torch.eye(4)[[2, 0]])
+    collection.add(torch.tensor([3]), images[[1]], torch.eye(4)[[1]])
+    collection.write()
+    with np.load(path) as npz:
+        assert npz["arr_0"].dtype == np.uint8 and npz["arr_1"].dtype == np.int64
+        assert np.array_equal(npz["arr_0"], images.repeat(3, axis=3))
+        assert npz["arr_1"].tolist() == [0, 1, 2]
+    sampling.write_npz(str(path), images)
+    with np.load(path) as npz:
+        assert npz.files == ["arr_0"]
+
+
+def test_images_have_noise_and_labels_of_their_own():
+    def generators(*numbers):
+        return [torch.Generator().manual_seed(i) for i in numbers]
+
+    whole = sampling.normal(generators(1, 2, 3), (2, 4))
+    assert torch.equal(sampling.normal(generators(2), (2, 4))[0], whole[1])
+    numbers = sampling.labels(generators(*range(50)), 3)
+    assert set(numbers.tolist()) == {0, 1, 2}
+    black, white = sampling.to_uint8(torch.tensor([-2.0, 2.0]).reshape(2, 1, 1, 1)).flatten()
+    assert (black, white) == (0, 255)
+
+
+def test_a_recorder_keeps_the_pass_and_the_random_state_before_it():
+    net = Recorder(lambda x, t, scale: torch.nn.functional.dropout(x) * scale + t)
+    x = torch.ones(2, 8)
+    output = net(x, 1, scale=3)
+    seen = net.last
+    assert seen.x is x and seen.args == (1,) and seen.kwargs == {"scale": 3}
+    assert seen.output is output
+    torch.set_rng_state(seen.rng[0])
+    assert torch.equal(net(x, 1, scale=3), output)
+
+
+def test_heuns_second_pass_of_a_diffusers_model_has_the_dropout_of_the_first():
+    masks = []
+
+    def unet(x, t, class_labels=None):
+        masks.append(torch.nn.functional.dropout(torch.ones_like(x)))
+        return argparse.Namespace(sample=x * masks[-1])
+
+    schedule = DiscreteVP.linear()
+    observer = Observer(OGDMConfig(projection="heun", d_width=0.02), schedule, 1, 8)
+    x, t = torch.randn(2, 1, 8, 8), torch.tensor([300, 700])
+    diffusers.training_loss(unet, x, torch.randn_like(x), t, schedule, observer=observer)
+    assert len(masks) == 2 and torch.equal(*masks)
+
+
+def test_the_rate_is_measured_against_the_one_the_optimiser_was_built_with():
+    optimizer = torch.optim.Adam([torch.zeros(1)], lr=1e-2)
+    saved = optimizer.state_dict()
+    saved["param_groups"][0]["lr"] = 5e-3
+    optimizer.load_state_dict(saved)
+    assert lr_scale(optimizer) == 0.5
+    assert lr_scale(torch.optim.Adam([torch.zeros(1)], lr=0.0)) == 1
+
+
+def draws() -> list[float]:
+    return [torch.rand(()).item(), np.random.rand(), random.random()]
+
+
+def test_state_files_keep_every_random_state(tmp_path):
+    path = str(tmp_path / "state.pt")
+    resume.save(path, {"random": global_state()})
+    expected = draws()
+    resume.set_random(resume.load(path)["random"])
+    assert draws() == expected
+
+
+def test_adms_first_state_files_still_load():
+    """They named numpy's generator, and held CUDA's state or None."""
+    name, keys, *rest = np.random.get_state()
+    old = {
+        "torch": torch.get_rng_state(),
+        "cuda": None,
+        "numpy": [name, torch.from_numpy(keys.astype(np.int64)), *rest],
+        "python": random.getstate(),
+    }
+    expected = draws()
+    resume.set_random(old)
+    assert draws() == expected
+
+
+def test_a_killed_save_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "state.pt"
+    path.write_bytes(b"old")
+
+    def fail(state, file):
+        file.write(b"half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(torch, "save", fail)
+    with pytest.raises(KeyboardInterrupt):
+        resume.save(str(path), {})
+    assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_stream_of_batches_returns_to_its_place():
+    def endless():
+        data = torch.arange(7)
+        while True:
+            yield from torch.utils.data.DataLoader(data, batch_size=2, shuffle=True)
+
+    stream = resume_adm.ReplayableData(endless())
+    for _ in range(6):
+        next(stream)
+    position, expected = stream.position(), [next(stream) for _ in range(2)]
+    assert position["used"] == 2  # of the second pass
+    torch.manual_seed(99)
+    again = resume_adm.ReplayableData(endless())
+    again.go_to(position)
+    assert all(torch.equal(next(again), batch) for batch in expected)
