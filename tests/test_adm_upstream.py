@@ -5,7 +5,9 @@ seeded generators (upstream seeds none), `parallel` trains on given batches, tim
 """
 
 import argparse
+import contextlib
 import csv
+import io
 import json
 import os
 import random
@@ -144,10 +146,13 @@ def two_hosts(job: dict) -> None:
 def errors(runs: list[dict]) -> None:
     """Each run must fail; its message goes to `out`/error.txt."""
     for run in runs:
+        printed = io.StringIO()
         try:
-            drive([run])
-        except (ValueError, FileNotFoundError) as error:
-            Path(run["out"], "error.txt").write_text(str(error))
+            with contextlib.redirect_stderr(printed):
+                drive([run])
+        except (ValueError, FileNotFoundError, SystemExit) as error:
+            Path(run["out"]).mkdir(exist_ok=True)
+            Path(run["out"], "error.txt").write_text(f"{error}\n{printed.getvalue()}")
 
 
 def eps_agrees(runs: list[list[str]]) -> None:
@@ -188,11 +193,13 @@ def eps_agrees(runs: list[list[str]]) -> None:
         torch.manual_seed(3)
         without = diffusion.training_losses(model, x_0, t, model_kwargs=cond)
         torch.testing.assert_close(with_term["loss"], without["loss"] + 7, rtol=0, atol=0)
-        again = seen["eps_fn"](seen["x_t"], seen["t"])
+        torch.set_rng_state(*seen["rng"])
+        again = seen["eps_fn"](seen["x_t"], seen["t"])  # with the dropout of the trainer's pass
         torch.testing.assert_close(seen["eps_t"], again, rtol=0, atol=0)
         assert seen["eps_t"].requires_grad and torch.equal(seen["t"], t + 1)
         x_t = diffusion.q_sample(x_0, t, noise=seen["eps"])
         torch.testing.assert_close(seen["x_t"], x_t, rtol=0, atol=0)
+        torch.set_rng_state(*seen["rng"])
         out = diffusion.p_mean_variance(model, x_t, t, clip_denoised=False, model_kwargs=cond)
         eps = diffusion._predict_eps_from_xstart(x_t, t, out["pred_xstart"])
         torch.testing.assert_close(seen["eps_t"], eps, rtol=1e-3, atol=1e-3)
@@ -431,7 +438,7 @@ def test_every_kind_of_model_is_observed_as_it_is(patched):
     work(patched(NAME), "eps_agrees", [
         [],
         words("--learn_sigma True --rescale_learned_sigmas True --class_cond True"),
-        words("--learn_sigma True --use_kl True --use_checkpoint True"),
+        words("--learn_sigma True --use_kl True --use_checkpoint True --dropout 0.3"),
         words("--predict_xstart True --timestep_respacing 20 --rescale_timesteps True"),
         ["--predict_previous"],
     ])  # fmt: skip
@@ -472,7 +479,7 @@ def test_errors_say_what_to_do(patched, data, theirs, tmp_path):
             tmp_path / "1", data, "--init_checkpoint", model, "--num_channels", 64),
         "no file nowhere.pt": training(tmp_path / "2", data, "--init_checkpoint", "nowhere.pt"),
         "is 9 or 11": sampling(tmp_path / "3", model, "--sampler", "heun", "--nfe", 10),
-        "--timestep_respacing belongs to": sampling(
+        "--timestep_respacing steers upstream's own sampler": sampling(
             tmp_path / "4", model, "--sampler", "euler", "--timestep_respacing", 5),
     }  # fmt: skip
     work(patched(NAME), "errors", list(runs.values()))

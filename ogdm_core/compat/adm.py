@@ -1,31 +1,27 @@
-"""What openai/guided-diffusion needs to run on today's stack, on CPUs, and to resume exactly.
+"""What openai/guided-diffusion needs to run on today's stack and on CPUs.
 
-Nothing here knows of the method. Each piece stands alone and says what it makes good:
+Nothing here knows of the method. Each piece stands alone and names the failure that it prevents:
 
     numpy_with_int        numpy as the code knew it: `np.int` is gone since numpy 1.24
     load_state_dict       resuming on several ranks, which upstream deadlocks on
     set_up_together       a rank that dies ends the job; CPU ranks on several hosts find each other
     default_channel_mult  32x32 images without knowing the channel multiplier
-    average_gradients     data-parallel training without CUDA, for which upstream has no DDP
-    ReplayableData, capture_random, restore_random     the data order and the random state
 """
 
 from __future__ import annotations
 
 import io
 import os
-import random
 import socket
 import sys
 import time
 import traceback
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy
 import torch
-from torch import Tensor
 from torch import distributed as dist
 
 CHANNEL_MULT = {32: "1,2,2,2"}  # DDPM's for CIFAR-10
@@ -122,74 +118,3 @@ def default_channel_mult(image_size: int) -> str:
 
         logger.log(f"--channel_mult is not given: {channel_mult} for {image_size}x{image_size}")
     return channel_mult
-
-
-def average_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
-    """Replaces each gradient by its mean over the ranks, with one collective call a dtype."""
-    by_dtype: dict[torch.dtype, list[Tensor]] = {}
-    for p in parameters:
-        if p.grad is not None:
-            by_dtype.setdefault(p.grad.dtype, []).append(p.grad)
-    for gradients in by_dtype.values():
-        flat = torch.cat([g.flatten() for g in gradients])
-        flat /= dist.get_world_size()  # before the sum: half precision overflows early
-        dist.all_reduce(flat)
-        for g, mean in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
-            g.copy_(mean.view_as(g))
-
-
-class ReplayableData:
-    """An endless stream of batches that can say where it is, and go there again.
-
-    A torch DataLoader fixes a whole pass over the data (order, and its workers' seeds) by draws
-    from torch's global generator when the pass starts, and draws nothing afterwards. So the
-    generator's state at the start of the pass and the number of batches used since are enough.
-    """
-
-    def __init__(self, batches: Iterator):
-        self._batches = batches
-        self._start: Tensor | None = None
-        self._used = 0
-
-    def __iter__(self) -> ReplayableData:
-        return self
-
-    def __next__(self):
-        before = torch.get_rng_state()
-        batch = next(self._batches)
-        if not torch.equal(before, torch.get_rng_state()):
-            self._start, self._used = before, 0
-        self._used += 1
-        return batch
-
-    def position(self) -> dict[str, Any]:
-        """Plain values, for a checkpoint."""
-        return {"start": self._start, "used": self._used}
-
-    def go_to(self, position: dict[str, Any]) -> None:
-        """Starts the saved pass again and skips what was used of it. Moves torch's generator."""
-        if position["start"] is not None:
-            torch.set_rng_state(position["start"])
-        for _ in range(position["used"]):
-            next(self)
-
-
-def capture_random() -> dict[str, Any]:
-    """The state of every global generator that upstream draws from, as plain values."""
-    name, keys, *rest = numpy.random.get_state()
-    return {
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
-        "numpy": [name, torch.from_numpy(keys.astype(numpy.int64)), *rest],
-        "python": random.getstate(),
-    }
-
-
-def restore_random(state: dict[str, Any]) -> None:
-    """Undoes whatever was drawn since `capture_random`."""
-    torch.set_rng_state(state["torch"])
-    if state["cuda"] is not None and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state["cuda"])
-    name, keys, *rest = state["numpy"]
-    numpy.random.set_state((name, keys.numpy().astype(numpy.uint32), *rest))
-    random.setstate(state["python"])
