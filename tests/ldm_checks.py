@@ -22,6 +22,7 @@ ogdm_core.compat.ldm.install()
 
 import ldm_tiny  # noqa: E402
 import pytorch_lightning as pl  # noqa: E402
+from ldm.models.diffusion.ddpm import LatentDiffusion  # noqa: E402
 from ldm.util import instantiate_from_config  # noqa: E402
 from omegaconf import OmegaConf  # noqa: E402
 from PIL import Image  # noqa: E402
@@ -109,6 +110,20 @@ def check_heun_costs_one_evaluation_more():
     assert [n["evaluations"] for n in notes] == [2, 2]
 
 
+def check_heuns_second_evaluation_has_the_dropout_of_the_first():
+    model = build(ogdm={"projection": "heun"}, unet_config=ldm_tiny.unet(dropout=0.5))
+    masks = []
+    for module in model.model.modules():
+        if isinstance(module, torch.nn.Dropout) and module.p:
+            module.register_forward_hook(lambda module, args, output: masks.append(output == 0))
+    model.setup("fit")
+    model.p_losses(torch.randn(8, 4, 8, 8), None, torch.arange(8) * 12)
+    first, second = masks[: len(masks) // 2], masks[len(masks) // 2 :]
+    assert first and all(m.any() for m in first)
+    assert all(map(torch.equal, first, second))
+    assert "apply_model" not in vars(model)  # the recorder is gone
+
+
 def check_every_loss_gets_the_emission_term():
     """L = upstream's loss + gamma mean(emission), whatever upstream's loss is made of."""
     for params in (
@@ -122,7 +137,7 @@ def check_every_loss_gets_the_emission_term():
         x, t = torch.randn(8, 4, 8, 8), torch.arange(8) * 12
         noise = torch.randn_like(x)
         total, numbers = model.p_losses(x, None, t, noise)
-        upstream, _ = super(type(model), model).p_losses(x, None, t, noise)
+        upstream, _ = LatentDiffusion.p_losses(model, x, None, t, noise)
         emission = model.observer._pending[-1].emission.mean()
         close(total, upstream + 0.1 * emission)
         close(numbers["train/loss"], upstream)
@@ -219,7 +234,7 @@ def check_a_checkpoint_without_first_stage_is_refused():
 
 
 def check_bad_settings_are_named():
-    for ogdm, word in (({"gama": 1}, "gama"), ({"k": 2}, "--ogdm-k")):
+    for ogdm, word in (({"gama": 1}, "gama"), ({"k": 2}, "setting k")):
         try:
             build(ogdm=ogdm)
         except ValueError as error:
@@ -345,7 +360,7 @@ def check_upstream_reads_the_lsun_layout():
 
 
 def check_samples_do_not_depend_on_the_batch_size():
-    from ogdm_core.splice.ldm import sample_images
+    from ogdm_core.splice.sample_ldm import sample_images
 
     opt = argparse.Namespace(sampler="euler", nfe=3, discretization="quadratic", seed=1)
     model = build().eval()
@@ -356,7 +371,7 @@ def check_samples_do_not_depend_on_the_batch_size():
 
 
 def check_class_conditional_samples_come_with_labels():
-    from ogdm_core.splice.ldm import sample_images
+    from ogdm_core.splice.sample_ldm import sample_images
 
     model = build(
         cond_stage_key="class_label",
@@ -367,7 +382,7 @@ def check_class_conditional_samples_come_with_labels():
         unet_config=ldm_tiny.unet(use_spatial_transformer=True, context_dim=16),
     ).eval()
     opt = argparse.Namespace(sampler="s-pndm", nfe=4, discretization=None, seed=0)
-    images, (labels,) = sample_images(model, opt, 6, 4, 1.0, None)
+    images, labels = sample_images(model, opt, 6, 4, 1.0, None)
     assert images.shape == (6, 16, 16, 3) and labels.dtype == np.int64
     assert labels.min() >= 0 and labels.max() < 10 and len(set(labels)) > 1
 

@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from ogdm_core.splice import ldm
+from ogdm_core.splice import ldm, sample_ldm
 
 TESTS = Path(__file__).resolve().parent
 CHECKS = re.findall(r"^def check_(\w+)", (TESTS / "ldm_checks.py").read_text(), re.M)
@@ -42,13 +43,17 @@ def test_ldm(reports, name):
     assert reports[name].startswith("ok\n"), reports[name]
 
 
-def test_an_impossible_nfe_is_refused_with_advice():
-    opt = argparse.Namespace(sampler="heun", nfe=6, base=["config.yaml"], resume="model.ckpt")
-    with pytest.raises(SystemExit, match="--nfe: .* nearest it can is 5 or 7"):
-        ldm.prepare(opt)
+def test_the_splice_imports_without_upstream_and_changes_nothing():
+    load = torch.load
+    assert ldm.schedule_of and ldm.make_eps_fn
+    with pytest.raises(ModuleNotFoundError, match="ldm"):
+        _ = ldm.OGDMLatentDiffusion
+    with pytest.raises(AttributeError, match="no attribute 'OGDM'"):
+        _ = ldm.OGDM
+    assert torch.load is load
 
 
 def test_a_checkpoint_without_config_is_refused(tmp_path):
-    opt = argparse.Namespace(sampler="", base=[], resume=str(tmp_path / "a" / "b.ckpt"))
+    opt = argparse.Namespace(base=[], resume=str(tmp_path / "a" / "b.ckpt"))
     with pytest.raises(SystemExit, match="no config.yaml beside"):
-        ldm.prepare(opt)
+        sample_ldm.configs_of(opt)

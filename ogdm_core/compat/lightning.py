@@ -76,8 +76,9 @@ class Trainer(pl.Trainer):
         group.add_argument("--resume_from_checkpoint", default=None, help="checkpoint to continue")
         for name, parameter in inspect.signature(pl.Trainer.__init__).parameters.items():
             if name not in OBJECTS:
-                flag = {"nargs": "?", "const": True} if "bool" in str(parameter.annotation) else {}
-                group.add_argument(f"--{name}", type=_literal, default=parameter.default, **flag)
+                boolean = "bool" in str(parameter.annotation)
+                switch: dict[str, Any] = {"nargs": "?", "const": True} if boolean else {}
+                group.add_argument(f"--{name}", type=_literal, default=parameter.default, **switch)
         return parser
 
     @classmethod
@@ -205,10 +206,10 @@ def fill_dropped_arguments(owner: Any) -> None:
             continue
         hook = getattr(owner, name)
         parameters = list(inspect.signature(hook).parameters.values())
-        last = parameters[-1] if parameters else None
-        dropped = last is not None and last.name in DROPPED and last.default is last.empty
-        if dropped and (last.name == "dataloader_idx" or name.endswith("epoch_end")):
-            setattr(owner, name, _filled(hook, len(parameters), DROPPED[last.name]))
+        for last in parameters[-1:]:
+            dropped = last.name in DROPPED and last.default is last.empty
+            if dropped and (last.name == "dataloader_idx" or name.endswith("epoch_end")):
+                setattr(owner, name, _filled(hook, len(parameters), DROPPED[last.name]))
 
 
 def _filled(hook, wanted: int, value: Any):

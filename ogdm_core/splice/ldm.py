@@ -1,50 +1,44 @@
-"""OGDM in CompVis/latent-diffusion: what its configs name, its patches call and people type.
+"""OGDM in CompVis/latent-diffusion: upstream's LatentDiffusion, observed. A config names it:
 
-    OGDMLatentDiffusion     the model that a config asks for (`ldm_model`)
-    prepare, sampler, ...   --sampler, --nfe and their kind for upstream's sample_diffusion.py
-    train_argv,             the paper's rows as full command lines;
-    sample_argv             `python -m ogdm_core.splice.ldm PRESET ...` runs them
-    export                  `python -m ogdm_core.splice.ldm export CKPT DIR`: a trained model in the
-                            layout of upstream's released ones
+    model:
+      target: ogdm_core.splice.ldm.OGDMLatentDiffusion
+      params:
+        ogdm: {k: 0.1, gamma: 0.01}        # OGDMConfig
+
+The denoiser's optimiser stays Lightning's, with its accumulation, clipping, precision and
+scheduler; D's is the observer's, stepped by hand right after. D is no submodule: `state_dict` is
+upstream's, key by key, and D travels in the checkpoint's own entry "ogdm".
 
 Upstream counts a network's time from 0, the paper from 1: t = index + 1.
 """
 
 from __future__ import annotations
 
-import argparse
-import glob
-import hashlib
-import os
-import shutil
-from collections.abc import Callable
-from pathlib import Path
+import functools
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from ogdm_core.samplers import SAMPLERS, sample, steps_for_nfe
-from ogdm_core.schedule import DISCRETISATIONS, DiscreteVP
-from ogdm_core.solvers import EpsFn
+from ..config import OGDMConfig
+from ..distributed import print_once
+from ..observer import Observer
+from ..schedule import DiscreteVP
+from ..solvers import EpsFn
+from .recorder import Recorder, lr_scale
 
-ROOT = Path(__file__).resolve().parents[2]
-UPSTREAM_TARGET = "ldm.models.diffusion.ddpm.LatentDiffusion"
-
-
-def __getattr__(name: str):
-    """The model, imported when asked for: only then must upstream be on the path."""
-    if name == "OGDMLatentDiffusion":
-        from ogdm_core.compat.ldm import install
-
-        install()  # upstream's modules do not import on today's stack without it
-        from .ldm_model import OGDMLatentDiffusion
-
-        return OGDMLatentDiffusion
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+CHECKPOINT_KEY = "ogdm"
+Upstream: Any = object  # LatentDiffusion, once it is mixed in
 
 
-# ---- the denoiser, as the method sees it ------------------------------------------------------
+@functools.cache
+def __getattr__(name: str) -> type:
+    """`OGDMLatentDiffusion`, made when it is asked for: only then must upstream be on the path."""
+    if name != "OGDMLatentDiffusion":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from ldm.models.diffusion.ddpm import LatentDiffusion
+
+    return type(name, (ObservedModel, LatentDiffusion), {"__module__": __name__})
 
 
 def schedule_of(model) -> DiscreteVP:
@@ -59,7 +53,7 @@ def to_eps(model, output: Tensor, x_t: Tensor, index: Tensor) -> Tensor:
     return model._predict_eps_from_xstart(x_t, index, output)
 
 
-def make_eps_fn(model, cond=None) -> EpsFn:
+def make_eps_fn(model, cond: Any = None) -> EpsFn:
     """The denoiser as eps(x [N, C, H, W], t [N]), with t = 1..T, under upstream's `cond`."""
 
     def eps_fn(x: Tensor, t: Tensor) -> Tensor:
@@ -71,183 +65,129 @@ def make_eps_fn(model, cond=None) -> EpsFn:
 def classes_of(model) -> int:
     """Number of classes of a class-conditional model, 0 for any other."""
     embedding = getattr(model.cond_stage_model, "embedding", None)
-    by_class = model.cond_stage_key == "class_label" and isinstance(embedding, torch.nn.Embedding)
-    return embedding.num_embeddings if by_class else 0
+    if model.cond_stage_key == "class_label" and isinstance(embedding, torch.nn.Embedding):
+        return embedding.num_embeddings
+    return 0
 
 
-# ---- scripts/sample_diffusion.py --------------------------------------------------------------
+class ObservedModel(Upstream):
+    """Mixed into upstream's LatentDiffusion: L = L_transition + gamma L_emission on latents
+    [N, channels, image_size, image_size].
 
-
-def add_sample_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags that the patched sample_diffusion.py has more than upstream's."""
-    group = parser.add_argument_group("few-step sampling")
-    group.add_argument("--sampler", default="", choices=("", *SAMPLERS), metavar="NAME",
-                       help=f"{', '.join(SAMPLERS)}; upstream's own if not given")  # fmt: skip
-    group.add_argument("--nfe", type=int, default=10, metavar="INT",
-                       help="network evaluations an image (default: 10)")  # fmt: skip
-    group.add_argument("--discretization", default=None, choices=DISCRETISATIONS,
-                       help="spacing of the time steps (default: linear)")  # fmt: skip
-    group.add_argument("--npz", default="", metavar="FILE",
-                       help="write all images there, as ADM's evaluator reads them")  # fmt: skip
-    group.add_argument("--seed", type=int, default=0, metavar="INT",
-                       help="with --sampler: image i is made from (seed, i), whatever the batch "
-                            "size (default: 0)")  # fmt: skip
-
-
-def prepare(opt: argparse.Namespace) -> list[str]:
-    """Checks the flags before anything is loaded; returns the configs of the model.
-
-    Upstream looks for `config.yaml` beside the checkpoint. A checkpoint of a training run has its
-    configs in RUN/configs.
+    ogdm   settings of the method, the fields of OGDMConfig
+    The other parameters are upstream's.
     """
-    if opt.sampler:
-        try:
-            steps_for_nfe(opt.sampler, opt.nfe)
-        except ValueError as error:
-            raise SystemExit(f"--nfe: {error}") from error
-    configs = opt.base or run_configs(opt.resume)
-    if not configs:
-        raise SystemExit(
-            f"--resume: no config.yaml beside {opt.resume}, and it is in no training run either; "
-            "name the model's config with --base"
-        )
-    if opt.npz:
-        Path(opt.npz).resolve().parent.mkdir(parents=True, exist_ok=True)
-    return configs
 
+    apply_model: Any
 
-def run_configs(checkpoint: str) -> list[str]:
-    """The project configs of the run that RUN/checkpoints/NAME.ckpt belongs to, oldest first."""
-    run = Path(checkpoint).resolve().parents[1]
-    return sorted(glob.glob(str(run / "configs" / "*-project.yaml")))
+    def __init__(self, *args: Any, ogdm: dict[str, Any] | None = None, **kwargs: Any):
+        config = OGDMConfig.from_mapping(ogdm or {})
+        first_stage = kwargs.get("first_stage_config") or {}
+        self._first_stage_trained = bool(first_stage.get("params", {}).get("ckpt_path"))
+        super().__init__(*args, **kwargs)
+        self.ogdm = config
+        self.observer: Any = None  # an Observer from `setup` on
+        self._label: Tensor | None = None
 
+    # ---- 1. build ---------------------------------------------------------------------------
 
-def load_model_from_config(config, state_dict: dict[str, Tensor]):
-    """Upstream's function of that name, on the device there is.
+    def setup(self, stage: str) -> None:
+        """Builds the observer, when the process group and the device are known."""
+        if stage == "fit" and self.observer is None:
+            self.observer = Observer(
+                self.ogdm, schedule_of(self), self.channels, self.image_size,
+                labels=classes_of(self), device=self.device,
+            )  # fmt: skip
+            print_once(f"OGDM: a new discriminator, {self.ogdm.to_dict()}")
 
-    Weights come from `state_dict` alone, so files that training started from need not exist.
-    """
-    from ldm.util import instantiate_from_config
+    def configure_callbacks(self) -> list:
+        """What upstream's own resume loses: see `resume_ldm`."""
+        from .resume_ldm import ExactResume
 
-    model = instantiate_from_config(_without_checkpoints(config))
-    model.load_state_dict(state_dict, strict=False)
-    return model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+        return [ExactResume()]
 
-
-def _without_checkpoints(config):
-    """A copy of a model's config that loads no weights of its own."""
-    from omegaconf import OmegaConf
-
-    config = OmegaConf.create(OmegaConf.to_container(config, resolve=True))
-    config.params.pop("ckpt_path", None)
-    for stage in ("first_stage_config", "cond_stage_config"):
-        node = config.params.get(stage)
-        if OmegaConf.is_dict(node) and "params" in node:
-            node.params.pop("ckpt_path", None)
-    return config
-
-
-def sampler(opt: argparse.Namespace, upstream: Callable) -> Callable:
-    """A function with the signature of upstream's `run`; upstream's own without --sampler."""
-
-    def ours(model, logdir, *, batch_size, eta, n_samples, nplog, **own):
-        images, labels = sample_images(model, opt, n_samples, batch_size, eta, Path(logdir))
-        shape = "x".join(map(str, images.shape))
-        np.savez(os.path.join(nplog, f"{shape}-samples.npz"), images, *labels)
-
-    run = ours if opt.sampler else upstream
-    if not opt.npz:
-        return run
-
-    def run_and_copy(*args, nplog, **kwargs):
-        run(*args, nplog=nplog, **kwargs)
-        (written,) = glob.glob(os.path.join(glob.escape(nplog), "*.npz"))
-        shutil.copyfile(written, f"{opt.npz}.part")
-        os.replace(f"{opt.npz}.part", opt.npz)
-        print(f"wrote {opt.npz}")
-
-    return run_and_copy
-
-
-@torch.no_grad()
-def sample_images(
-    model, opt: argparse.Namespace, count: int, batch_size: int, eta: float, folder: Path | None
-) -> tuple[np.ndarray, list[np.ndarray]]:
-    """uint8 images [count, H, W, 3] from the EMA weights and, by class, [int64 labels [count]].
-
-    Every image is also written to `folder` as upstream writes them.
-    """
-    from PIL import Image
-    from tqdm import trange
-
-    schedule, unet = schedule_of(model), model.model.diffusion_model
-    schedule.times(steps_for_nfe(opt.sampler, opt.nfe), opt.discretization)
-    classes = classes_of(model)
-    if model.cond_stage_model is not None and not classes:
-        raise SystemExit(
-            "--sampler: unconditional and class-conditional models only; for others call "
-            "ogdm_core.samplers.sample with ogdm_core.splice.ldm.make_eps_fn(model, cond)"
-        )
-    shape = (model.channels, unet.image_size, unet.image_size)
-    images, labels = None, np.zeros(count if classes else 0, dtype=np.int64)
-    with model.ema_scope("Sampling"):
-        for first in trange(0, count, batch_size, desc=f"{opt.sampler}, NFE {opt.nfe}"):
-            numbers = range(first, min(first + batch_size, count))
-            generators = [torch.Generator().manual_seed(_seed(opt.seed, i)) for i in numbers]
-            x_T = torch.stack([torch.randn(shape, generator=g) for g in generators])
-            cond = None
-            if classes:
-                drawn = torch.stack([torch.randint(classes, (), generator=g) for g in generators])
-                labels[first : first + len(drawn)] = drawn
-                key = model.cond_stage_model.key
-                cond = model.get_learned_conditioning({key: drawn.to(model.device)})
-            z = sample(
-                make_eps_fn(model, cond),
-                schedule.prior(x_T.to(model.device)),
-                schedule,
-                sampler=opt.sampler,
-                nfe=opt.nfe,
-                discretisation=opt.discretization,
-                eta=eta,
-                generator=torch.Generator(model.device).manual_seed(_seed(opt.seed, "z", first)),
+    def init_from_ckpt(self, path: str, ignore_keys=(), only_model: bool = False) -> None:
+        """Upstream's, but a first stage of random weights is an error and not a line in the log."""
+        self._missing: list[str] = []
+        super().init_from_ckpt(path, ignore_keys=list(ignore_keys), only_model=only_model)
+        lost = [k for k in self._missing if k.startswith("first_stage_model.")]
+        if lost and not self._first_stage_trained:
+            raise ValueError(
+                f"{path} holds no first stage ({len(lost)} weights missing); name a trained one in "
+                "model.params.first_stage_config.params.ckpt_path"
             )
-            x = ((model.decode_first_stage(z) + 1) * 127.5).clamp(0, 255).to(torch.uint8)
-            x = x.permute(0, 2, 3, 1).cpu().numpy()
-            if images is None:
-                images = np.empty((count, *x.shape[1:]), dtype=np.uint8)
-            images[first : first + len(x)] = x
-            for i, image in zip(numbers, x, strict=True) if folder else ():
-                Image.fromarray(image).save(folder / f"sample_{i:06}.png")
-    return images, [labels] if classes else []
+
+    def load_state_dict(self, state_dict, strict: bool = True, assign: bool = False):
+        """torch's; keeps the names of what was missing."""
+        result = super().load_state_dict(state_dict, strict=strict, assign=assign)
+        self._missing = list(result.missing_keys)
+        return result
+
+    # ---- 2. the emission term ----------------------------------------------------------------
+
+    def training_step(self, batch: dict, batch_idx: int) -> Tensor:
+        """Upstream's; the class labels, which its loss does not see, are kept for D."""
+        self._label = batch[self.cond_stage_model.key] if classes_of(self) else None
+        return super().training_step(batch, batch_idx)
+
+    def p_losses(self, x_start: Tensor, cond, t: Tensor, noise: Tensor | None = None):
+        """Upstream's loss and, in training, gamma L_emission of the same forward pass.
+
+        x_start [N, C, H, W], t [N] counted from 0. The noise is drawn as upstream draws it.
+        """
+        noise = torch.randn_like(x_start) if noise is None else noise
+        if not (self.training and torch.is_grad_enabled() and self.observer is not None):
+            return super().p_losses(x_start, cond, t, noise)
+        recorder = Recorder(self.apply_model)
+        self.apply_model = recorder  # upstream's loss calls it once
+        try:
+            loss, loss_dict = super().p_losses(x_start, cond, t, noise)
+        finally:
+            del self.apply_model
+        seen = recorder.last
+        emission = self.observer.observe(
+            x_0=x_start, eps=noise, x_t=seen.x, t=t + 1,
+            eps_t=to_eps(self, seen.output, seen.x, t), eps_fn=make_eps_fn(self, cond),
+            label=self._label, rng=seen.rng,
+        )  # fmt: skip
+        return loss + emission.mean(), loss_dict
+
+    # ---- 3. the discriminator's step ---------------------------------------------------------
+
+    def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure=None) -> None:
+        """The denoiser's step, then D's, at a rate that follows the same schedule."""
+        super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
+        self.observer.step(lr_scale(optimizer))
+        step = self.global_step  # counted from 0; Lightning raises it after this hook
+        if (step + 1) % self.trainer.log_every_n_steps == 0 and self.global_rank == 0:
+            numbers = observed(self.observer)
+            for logger in self.loggers:
+                logger.log_metrics(numbers, step=step)
+
+    # ---- 4. state ----------------------------------------------------------------------------
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """D beside what Lightning saves; not in checkpoints of weights alone."""
+        if self.observer is not None and "optimizer_states" in checkpoint:
+            checkpoint[CHECKPOINT_KEY] = self.observer.state_dict()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Continues with the checkpoint's D; one without starts a fine-tune."""
+        if self.observer is None:
+            return
+        if CHECKPOINT_KEY in checkpoint:
+            self.observer.load_state_dict(checkpoint[CHECKPOINT_KEY])
+            print_once(f"OGDM: the discriminator continues at step {self.observer.steps}")
+        else:
+            print_once("OGDM: no discriminator in the checkpoint (upstream's?): fine-tuning with "
+                       "a new one")  # fmt: skip
 
 
-def _seed(*key) -> int:
-    digest = hashlib.blake2b("/".join(map(str, key)).encode(), digest_size=7).digest()
-    return int.from_bytes(digest, "little")
-
-
-# ---- export -----------------------------------------------------------------------------------
-
-
-def export(checkpoint: str, folder: str) -> None:
-    """Writes DIR/model.ckpt and DIR/config.yaml, which untouched upstream code loads and samples.
-
-    The weights are `state_dict` as it is; optimisers, D and random states stay behind.
-    """
-    from omegaconf import OmegaConf
-
-    saved = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
-    out = Path(folder)
-    out.mkdir(parents=True, exist_ok=True)
-    kept = {name: saved[name] for name in ("state_dict", "global_step", "epoch")}
-    torch.save(kept, out / "model.ckpt")
-    configs = run_configs(checkpoint)
-    if not configs:
-        print(f"wrote {out / 'model.ckpt'}; no run around {checkpoint}, so no config.yaml")
-        return
-    config = OmegaConf.merge(*map(OmegaConf.load, configs))
-    config.model = _without_checkpoints(config.model)
-    config.model.target = UPSTREAM_TARGET
-    config.model.params.pop("ogdm", None)
-    OmegaConf.save(config, out / "config.yaml")
-    print(f"wrote {out / 'model.ckpt'} and config.yaml, step {kept['global_step']}")
+def observed(observer: Observer) -> dict[str, float]:
+    """The observer's numbers for the log: means, and L_emission and L_D by quartile of t."""
+    numbers = {f"ogdm/{name}": value for name, value in observer.stats().items()}
+    quartile = (4 * (observer.per_sample["t"] - 1)) // observer.schedule.T
+    for name in ("emission", "d_loss"):
+        for q in quartile.unique().tolist():
+            numbers[f"ogdm/{name}_q{q}"] = observer.per_sample[name][quartile == q].mean().item()
+    return numbers

@@ -7,7 +7,7 @@ import os
 import shutil
 from pathlib import Path
 
-from ogdm_core.splice.ldm import run_configs
+from ogdm_core.splice.export import run_configs
 from run.evaluate import adm
 from run.evaluate.features import check_features
 from run.train.presets import PRESETS, Preset

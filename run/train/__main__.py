@@ -107,7 +107,7 @@ def _refuse(problem: str) -> int:
 
 
 def _export(argv: list[str]) -> int:
-    from ogdm_core.splice.ldm import export
+    from ogdm_core.splice.export import export
 
     p = argparse.ArgumentParser(prog="run/train.sh export")
     p.add_argument("checkpoint", metavar="CKPT", help="as in RUN/checkpoints/last.ckpt")

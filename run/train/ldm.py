@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ogdm_core.samplers import SAMPLERS
-from ogdm_core.splice.ldm import export
+from ogdm_core.splice.export import export
 from run.provenance import ROOT
 
 from .presets import DISCRETISATION, PRESETS, Preset, get_preset

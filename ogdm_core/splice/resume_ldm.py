@@ -13,48 +13,25 @@ Gradients of an unfinished accumulation are not kept: resume is exact from optim
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
-import numpy as np
 import pytorch_lightning as pl
-import torch
 from lightning_fabric.utilities.data import _set_sampler_epoch
 from pytorch_lightning.utilities import rank_zero_warn
-from torch import distributed as dist
 
-
-def random_state() -> dict[str, Any]:
-    """The global random states of this process, as tensors and plain numbers."""
-    _, keys, *numbers = np.random.get_state()
-    version, internal, gauss = random.getstate()
-    cuda = [torch.cuda.get_rng_state()] if torch.cuda.is_available() else []
-    return {
-        "torch": torch.get_rng_state(),
-        "cuda": cuda,
-        "numpy": [torch.from_numpy(keys.astype(np.int64)), *numbers],
-        "python": [version, list(internal), gauss],
-    }
-
-
-def set_random_state(state: dict[str, Any]) -> None:
-    """Puts back what `random_state` returned."""
-    torch.set_rng_state(state["torch"])
-    for cuda in state["cuda"]:
-        torch.cuda.set_rng_state(cuda)
-    keys, *numbers = state["numpy"]
-    np.random.set_state(("MT19937", keys.numpy().astype(np.uint32), *numbers))
-    version, internal, gauss = state["python"]
-    random.setstate((version, tuple(internal), gauss))
+from ..distributed import gather
+from ..random import global_state
+from .resume import set_random
 
 
 class ExactResume(pl.Callback):
     """Saves and restores what is listed above, through Lightning's own checkpoints."""
 
-    def __init__(self):
-        self.trainer: pl.Trainer | None = None
+    trainer: pl.Trainer
+
+    def __init__(self) -> None:
         self.epoch_began: dict[str, Any] = {}  # random state before the epoch's loader started
-        self.saved: dict[str, Any] | None = None  # from the checkpoint; None once restored
+        self.saved: dict[str, Any] = {}  # from the checkpoint; empty once restored
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Keeps the trainer at hand: `state_dict` is called without it."""
@@ -63,9 +40,9 @@ class ExactResume(pl.Callback):
     def state_dict(self) -> dict[str, Any]:
         """Called on every rank, or on rank 0 alone for a checkpoint that was asked of it alone."""
         progress = self.trainer.fit_loop.epoch_loop.batch_progress.current
-        mine = {"now": random_state(), "epoch_began": self.epoch_began}
+        mine = {"now": global_state(), "epoch_began": self.epoch_began}
         return {
-            "ranks": [mine] if getattr(self.trainer, "alone", False) else _gather(mine),
+            "ranks": [mine] if getattr(self.trainer, "alone", False) else gather(mine),
             "batches": progress.processed,
             "ema_is_due": progress.processed > progress.completed,
             "epoch_is_over": self._epoch_is_over(),
@@ -78,18 +55,18 @@ class ExactResume(pl.Callback):
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """The first epoch's loader starts soon after this hook."""
-        self.epoch_began = random_state()
+        self.epoch_began = global_state()
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Restores the middle of an epoch; the end of one waits for the next to begin."""
-        if self.saved is None:
+        if not self.saved:
             return
         if len(self.saved["ranks"]) != trainer.world_size:
             rank_zero_warn(
                 f"the checkpoint has the random state of {len(self.saved['ranks'])} process(es), "
                 f"this run has {trainer.world_size}: it goes on with other noise"
             )
-            self.saved = None
+            self.saved = {}
             return
         for callback, steps in zip(self._image_loggers(), self.saved["log_steps"], strict=False):
             callback.log_steps = list(steps)
@@ -109,18 +86,18 @@ class ExactResume(pl.Callback):
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Notes (or restores) the random state before the epoch's loader starts."""
         loop = trainer.fit_loop
-        if self.saved is not None:
+        if self.saved:
             self._restore_now()
-            self.epoch_began = random_state()
+            self.epoch_began = global_state()
             if loop.is_resuming:  # the loop has started the loader already, and will not again
                 iter(loop._data_fetcher)
         elif trainer.current_epoch > 0 and not loop.is_resuming:
-            self.epoch_began = random_state()
+            self.epoch_began = global_state()
 
     def _fast_forward(self, loop) -> None:
         """Starts the epoch's loader as it was started, and skips the batches already seen."""
         self.epoch_began = self._mine()["epoch_began"]
-        set_random_state(self.epoch_began)
+        set_random(self.epoch_began)
         for loader in loop._combined_loader.flattened:
             _set_sampler_epoch(loader, loop.epoch_progress.current.processed)
         fetcher = loop._data_fetcher
@@ -130,8 +107,8 @@ class ExactResume(pl.Callback):
         fetcher.fetched = 0  # the loop adds the batches it has on its own count
 
     def _restore_now(self) -> None:
-        set_random_state(self._mine()["now"])
-        self.saved = None
+        set_random(self._mine()["now"])
+        self.saved = {}
 
     def _mine(self) -> dict[str, Any]:
         return self.saved["ranks"][self.trainer.global_rank]
@@ -142,12 +119,3 @@ class ExactResume(pl.Callback):
 
     def _image_loggers(self) -> list[pl.Callback]:
         return [c for c in self.trainer.callbacks if hasattr(c, "log_steps")]
-
-
-def _gather(item: Any) -> list:
-    """Every rank's item, on every rank."""
-    if not (dist.is_available() and dist.is_initialized()):
-        return [item]
-    items = [None] * dist.get_world_size()
-    dist.all_gather_object(items, item)
-    return items
