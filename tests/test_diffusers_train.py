@@ -23,7 +23,7 @@ from diffusers import (  # noqa: E402
 
 from ogdm_core import Observer, OGDMConfig, sample  # noqa: E402
 from ogdm_core.splice.diffusers import (  # noqa: E402
-    eps_fn_of,
+    make_eps_fn,
     schedule_of,
     target_of,
     to_eps,
@@ -191,7 +191,7 @@ def test_our_euler_is_diffusers_ddim_on_a_trained_model(trained):
     unet, scheduler = train.load_model(str(trained))
     schedule = schedule_of(scheduler)
     noise = torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-    ours = sample(eps_fn_of(unet.eval(), schedule), noise, schedule, sampler="euler", nfe=10)
+    ours = sample(make_eps_fn(unet.eval(), schedule), noise, schedule, sampler="euler", nfe=10)
     ddim = DDIMScheduler.from_config(
         scheduler.config, timestep_spacing="trailing", clip_sample=False, set_alpha_to_one=True
     )

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from torch import Tensor
 
 from ..observer import Observer
-from ..random import torch_state
 from ..schedule import DiscreteVP, expand
+from ..solvers import EpsFn
+from .recorder import Recorder
 
 
 def schedule_of(scheduler, sigma_data: float = 0.5) -> DiscreteVP:
@@ -45,8 +46,10 @@ def target_of(x_0: Tensor, eps: Tensor, t: Tensor, schedule: DiscreteVP, kind: s
     return expand(schedule.a(t), x_0) * eps - expand(schedule.b(t), x_0) * x_0
 
 
-def eps_fn_of(unet, schedule: DiscreteVP, kind: str = "epsilon", label: Tensor | None = None):
-    """The network as eps_fn(x [N, ...], t [N]) -> eps, t in 1..T."""
+def make_eps_fn(
+    unet: Callable, schedule: DiscreteVP, kind: str = "epsilon", label: Tensor | None = None
+) -> EpsFn:
+    """The network as eps(x [N, ...], t [N]), with t = 1..T."""
 
     def eps_fn(x: Tensor, t: Tensor) -> Tensor:
         return to_eps(unet(x, t - 1, class_labels=label).sample, x, t, schedule, kind)
@@ -68,21 +71,14 @@ def training_loss(
 
     One forward pass of the network serves both terms (Heun's projection takes one more).
     """
-    x_t = schedule.diffuse(x_0, eps, t)
-    rng = torch_state(x_t.device)
-    prediction = unet(x_t, t - 1, class_labels=label).sample.float()
+    x_t, network = schedule.diffuse(x_0, eps, t), Recorder(unet)
+    prediction = network(x_t, t - 1, class_labels=label).sample.float()
     target = target_of(x_0, eps, t, schedule, kind)
     transition = (prediction - target).square().mean()
     if observer is None:
         return transition, transition.detach()
     emission = observer.observe(
-        x_0=x_0,
-        eps=eps,
-        x_t=x_t,
-        t=t,
-        eps_t=to_eps(prediction, x_t, t, schedule, kind),
-        eps_fn=eps_fn_of(unet, schedule, kind, label),
-        label=label,
-        rng=rng,
-    )
+        x_0=x_0, eps=eps, x_t=x_t, t=t, eps_t=to_eps(prediction, x_t, t, schedule, kind),
+        eps_fn=make_eps_fn(unet, schedule, kind, label), label=label, rng=network.last.rng,
+    )  # fmt: skip
     return transition + emission.mean(), transition.detach()

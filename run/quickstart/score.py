@@ -16,7 +16,7 @@ from torch import Tensor
 from ogdm_core.files import write_json
 from ogdm_core.flags import Parser, number
 from ogdm_core.samplers import sample
-from ogdm_core.splice.diffusers import eps_fn_of, schedule_of
+from ogdm_core.splice.diffusers import make_eps_fn, schedule_of
 from ogdm_core.trainer import images as data_sets
 from ogdm_core.trainer.train import check_model, load_model
 from run.evaluate import metrics
@@ -40,7 +40,7 @@ def draw(
     parts = []
     for i in range(0, len(noise), batch):
         part = None if label is None else label[i : i + batch]
-        eps_fn = eps_fn_of(unet, schedule, scheduler.config.prediction_type, part)
+        eps_fn = make_eps_fn(unet, schedule, scheduler.config.prediction_type, part)
         x_T = schedule.prior(noise[i : i + batch])
         parts.append(sample(eps_fn, x_T, schedule, sampler=sampler, nfe=nfe).clamp(-1, 1))
     return torch.cat(parts)
