@@ -27,4 +27,4 @@ help_if_asked "$1"
 extras=(analysis)
 [ "$1" = diagrams ] || extras+=(diffusers) # models and data sets come with it
 ensure_env "${extras[@]}"
-exec "$PYTHON" -m run.figures.figures "$@"
+exec "$PYTHON" -m run.figures "$@"

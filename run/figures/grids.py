@@ -10,8 +10,7 @@ from statistics import fmean, stdev
 from torch import Tensor
 
 from . import style
-from .images import show
-from .sources import Method
+from .samples import Method
 
 
 def load_results(path: str | Path) -> list[dict]:
@@ -27,13 +26,8 @@ def caption(rows: Sequence[dict], method: str, sampler: str, nfe: int) -> str:
     """FID and recall of one cell, the mean over its seeds; says so where the file has none."""
     if not rows:
         return ""
-    cell = [
-        row
-        for row in rows
-        if row["method"].lower() == method.lower()
-        and row["sampler"] == sampler
-        and row["nfe"] == nfe
-    ]
+    key = (method.lower(), sampler, nfe)
+    cell = [r for r in rows if (r["method"].lower(), r["sampler"], r["nfe"]) == key]
     if not cell:
         return "(FID, recall: not in the results file)"
     fids, recalls = [row["fid"] for row in cell], [row["recall"] for row in cell]
@@ -42,26 +36,16 @@ def caption(rows: Sequence[dict], method: str, sampler: str, nfe: int) -> str:
 
 
 def draw(
-    methods: Sequence[Method],
-    samplers: Sequence[str],
-    nfe: int,
-    noise: Tensor,
-    rows: Sequence[dict],
-    path: Path,
-    command: str,
-    columns: int = 10,
-) -> Path:
+    methods: Sequence[Method], samplers: Sequence[str], nfe: int, noise: Tensor,
+    rows: Sequence[dict], path: Path, command: str, columns: int = 10,
+) -> Path:  # fmt: skip
     """Methods across, samplers down; every panel starts from the same noise."""
-    lines = -(-len(noise) // columns)
-    width, height = 4.6, 4.6 * lines / columns
-    fig, axes = style.figure(
-        len(samplers), len(methods), squeeze=False,
-        size=(width * len(methods) + 0.2, (height + 0.62) * len(samplers) + 0.15),
-    )  # fmt: skip
+    cells = [[method.draw(noise, nfe, sampler) for method in methods] for sampler in samplers]
+    height = 4.6 * -(-len(noise) // columns) / columns + 0.62
+    fig = style.plt.figure(figsize=(4.6 * len(methods) + 0.2, height * len(samplers) + 0.15))
+    axes = style.grid(fig, cells, columns, gap=max(1, cells[0][0].shape[-1] // 16))
     for line, sampler in zip(axes, samplers, strict=True):
         for ax, method in zip(line, methods, strict=True):
-            images = method.draw(noise, nfe, sampler)
-            show(ax, images, columns, gap=max(1, images.shape[-1] // 16))
             name = f"{method.name} + {style.sampler_name(sampler)} (NFE {nfe})"
             ax.set_xlabel(f"{name}\n{caption(rows, method.name, sampler, nfe)}".strip(), fontsize=9)
     fig.tight_layout(rect=(0, 0.02, 1, 1))

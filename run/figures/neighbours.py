@@ -13,7 +13,6 @@ from torch import Tensor
 from run.evaluate import metrics
 
 from . import style
-from .images import show
 
 
 @dataclass(frozen=True)
@@ -33,16 +32,13 @@ class Memorisation:
 
 
 def memorisation(samples: Tensor, train: Tensor, held_out: Tensor | None) -> Memorisation:
-    """From features [N, D]. Without held-out images each training image takes its turn as one.
+    """From features [N, D]. Without held-out images each training image stands in as one.
 
     Leave-one-out is fair where training images are independent draws: an image and the others are
     then exactly like a new image and a training set smaller by one.
     """
-    near = metrics.nearest_neighbours(samples, train)[0][:, 0]
-    if held_out is not None:
-        real = metrics.nearest_neighbours(held_out, train)[0][:, 0]
-    else:
-        real = leave_one_out(train)
+    near = nearest_distance(samples, train)
+    real = leave_one_out(train) if held_out is None else nearest_distance(held_out, train)
     threshold = torch.quantile(real, 0.01)
     below = torch.searchsorted(real.sort().values, near)  # real images strictly nearer
     above = len(real) - torch.searchsorted(real.sort().values, near, right=True)
@@ -51,6 +47,11 @@ def memorisation(samples: Tensor, train: Tensor, held_out: Tensor | None) -> Mem
         near, real, float((near < threshold).double().mean()), int((near == 0).sum()),
         float(p_nearer),
     )  # fmt: skip
+
+
+def nearest_distance(queries: Tensor, train: Tensor) -> Tensor:
+    """Distance [M] of each of queries [M, D] to the nearest of train [N, D]."""
+    return metrics.nearest_neighbours(queries, train)[0][:, 0]
 
 
 def leave_one_out(train: Tensor) -> Tensor:
@@ -66,20 +67,16 @@ def draw_neighbours(
 ) -> Path:
     """Samples [N, C, H, W] on top, under each its nearest training images with their distances."""
     count, k = distances.shape
-    fig, axes = style.figure(
-        k + 1, count, size=(0.95 * count + 0.8, 1.18 * (k + 1) + 0.2), squeeze=False
-    )
-    for column in range(count):
-        show(axes[0, column], samples[column : column + 1], 1)
-        for row in range(k):
-            ax = axes[row + 1, column]
-            show(ax, train[indices[column, row]][None], 1)
-            ax.set_xlabel(f"{float(distances[column, row]):.3g}", fontsize=7, labelpad=2)
-        for spine in axes[0, column].spines.values():
-            spine.set(visible=True, color=style.BLUE, linewidth=2)
+    fig = style.plt.figure(figsize=(0.95 * count + 0.8, 1.18 * (k + 1) + 0.2))
+    cells = [samples.split(1), *(train[indices[:, row]].split(1) for row in range(k))]
+    axes = style.grid(fig, cells, 1)
+    for ax in axes[0]:
+        ax.spines[:].set(visible=True, color=style.BLUE, linewidth=2)
     axes[0, 0].set_ylabel("sample", fontsize=8, color=style.BLUE)
-    for row in range(k):
-        axes[row + 1, 0].set_ylabel(f"nearest {row + 1}", fontsize=8)
+    for row, line in enumerate(axes[1:]):
+        line[0].set_ylabel(f"nearest {row + 1}", fontsize=8)
+        for ax, distance in zip(line, distances[:, row].tolist(), strict=True):
+            ax.set_xlabel(f"{distance:.3g}", fontsize=7, labelpad=2)
     fig.tight_layout(rect=(0, 0.02, 1, 1), h_pad=0.3, w_pad=0.3)
     return style.save(fig, path, command)
 
@@ -95,13 +92,8 @@ def draw_memorisation(result: Memorisation, real_name: str, path: Path, command:
         ax.plot(x, np.arange(1, len(x) + 1) / len(x), color=colour, ls=line, label=name,
                 drawstyle="steps-post")  # fmt: skip
     ax.axvline(float(torch.quantile(result.real, 0.01)), color=style.ORANGE, lw=1, ls=":")
-    ax.set(
-        title="distance to the nearest training image",
-        xlabel="distance in feature space",
-        ylabel="share of images at most this far",
-        xlim=(0, None),
-        ylim=(0, 1.02),
-    )
+    ax.set(title="distance to the nearest training image", xlabel="distance in feature space",
+           ylabel="share of images at most this far", xlim=(0, None), ylim=(0, 1.02))  # fmt: skip
     ax.legend(loc="upper left", bbox_to_anchor=(1, 1))
     ax.text(
         1.03, 0.6,

@@ -1,4 +1,4 @@
-"""One look for every picture: colours that colour-blind readers tell apart, and how to save.
+"""One look for every picture: colours that colour-blind readers tell apart, grids, how to save.
 
 Importing this module sets matplotlib up, without a display.
 """
@@ -6,11 +6,13 @@ Importing this module sets matplotlib up, without a display.
 from __future__ import annotations
 
 import shlex
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib
+import numpy as np
+import torch
+from torch import Tensor
 
 matplotlib.use("Agg")
 
@@ -25,6 +27,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 # Methods keep their colour in every picture. Anything else takes the next of PALETTE.
 METHOD_COLOURS = {"baseline": GREY, "control": BLACK, "ogdm": BLUE, "ogdm (ft)": RED}
+# Samplers keep their line, and are named as the paper prints them.
 SAMPLER_LINES = {
     "euler": "-",
     "heun": "--",
@@ -32,13 +35,7 @@ SAMPLER_LINES = {
     "f-pndm": ":",
     "stochastic": (0, (1, 3)),
 }
-SAMPLER_NAMES = {
-    "euler": "Euler",
-    "heun": "Heun",
-    "s-pndm": "S-PNDM",
-    "f-pndm": "F-PNDM",
-    "stochastic": "stochastic",
-}
+SAMPLER_NAMES = {"euler": "Euler", "heun": "Heun", "s-pndm": "S-PNDM", "f-pndm": "F-PNDM"}
 
 RC = {
     "axes.grid": True,
@@ -59,8 +56,6 @@ RC = {
 }
 matplotlib.rcParams.update(RC)
 
-LARGEST = 300_000  # bytes: what a picture in the repository may weigh
-
 
 def figure(*shape: int, size: tuple[float, float], **options):
     """`plt.subplots` in the house style: figure(rows, columns, size=(inches, inches))."""
@@ -77,6 +72,49 @@ def sampler_name(sampler: str) -> str:
     return SAMPLER_NAMES.get(sampler, sampler)
 
 
+def to_uint8(images: Tensor) -> Tensor:
+    """Images in [-1, 1], rounded to 0..255; uint8 images as they are."""
+    if images.dtype == torch.uint8:
+        return images
+    return ((images.detach().float().cpu() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
+
+
+def tile(images: Tensor, columns: int, gap: int = 1) -> np.ndarray:
+    """One picture in [0, 1], [H', W'] or [H', W', 3], of the images side by side, white between.
+
+    images   [N, C, H, W] with C 1 or 3: uint8, or floats in [-1, 1]
+    """
+    n, channels, height, width = images.shape
+    if channels not in (1, 3):
+        raise ValueError(f"pictures need images with 1 or 3 channels, these have {channels}")
+    rows = -(-n // columns)
+    shape = (rows * (height + gap) - gap, columns * (width + gap) - gap, channels)
+    canvas = np.ones(shape, dtype=np.float32)
+    for i, image in enumerate(to_uint8(images).permute(0, 2, 3, 1).numpy() / 255):
+        top, left = (i // columns) * (height + gap), (i % columns) * (width + gap)
+        canvas[top : top + height, left : left + width] = image
+    return canvas[..., 0] if channels == 1 else canvas
+
+
+def show(ax, images: Tensor, columns: int, gap: int = 1) -> None:
+    """Draws `tile(images)` on an axes without ticks."""
+    ax.imshow(tile(images, columns, gap), vmin=0, vmax=1, cmap="gray", aspect="equal")
+    ax.set(xticks=[], yticks=[])
+    ax.grid(False)
+    ax.spines[:].set_visible(False)
+
+
+def grid(fig, cells: Sequence[Sequence[Tensor]], columns: int, gap: int = 1) -> np.ndarray:
+    """Draws batches of images, cells [R][C], each as a `tile`; returns the axes [R, C].
+
+    fig   a figure or a part of one (`fig.subfigures`)
+    """
+    axes = fig.subplots(len(cells), len(cells[0]), squeeze=False)
+    for ax, images in zip(axes.flat, [cell for row in cells for cell in row], strict=True):
+        show(ax, images, columns, gap)
+    return axes
+
+
 def command_line(script: str, arguments: Sequence[str]) -> str:
     """The command that repeats a picture, as one line that a shell understands."""
     return shlex.join([script, *arguments])
@@ -91,15 +129,9 @@ def save(fig: Figure, path: str | Path, command: str, small_print: bool = True) 
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     if small_print:
-        room = int(fig.get_figwidth() / 0.043)  # inches a character takes at this size
+        room = int(fig.get_figwidth() / 0.043)  # inches per character at this size
         text = command if len(command) <= room else f"{command[: room - 3]} ..."
         fig.text(0.005, 0.003, text, fontsize=5, color=GREY, ha="left", va="bottom")
     fig.savefig(path, metadata={"Command": command, "Software": None})
     plt.close(fig)
-    if path.stat().st_size > LARGEST:
-        warnings.warn(
-            f"{path} has {path.stat().st_size // 1000} KB; the repository takes pictures up to "
-            f"{LARGEST // 1000} KB. Use fewer images to commit it.",
-            stacklevel=2,
-        )
     return path

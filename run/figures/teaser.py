@@ -11,7 +11,7 @@ phi(x_j^{n*})|: 0 is the same image, 1 is as far as any other.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,10 +19,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ogdm_core.samplers import steps_for_nfe
+
 from . import style
-from .features import Features
-from .images import show
-from .sources import Method
+from .samples import Method
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,6 @@ class Row:
 
 def parse_rows(specs: Sequence[str], methods: Sequence[Method], nfes: Sequence[int]) -> list[Row]:
     """METHOD:SAMPLER[:NFE,NFE,...] each; without its own NFEs a row takes the picture's."""
-    from ogdm_core.samplers import steps_for_nfe
-
     known = {method.name: method for method in methods}
     rows = []
     for spec in specs:
@@ -68,69 +66,55 @@ def draw_rows(rows: Sequence[Row], noise: Tensor) -> list[list[Tensor]]:
     return cells
 
 
-def drift(images: Sequence[Tensor], features: Features) -> tuple[list[float], list[float]]:
+def drift(
+    images: Sequence[Tensor], features: Callable[[Tensor], Tensor]
+) -> tuple[list[float], list[float]]:
     """Drift and relative drift of each of `images` (NFE ascending) from the last."""
     phi = [features(x).double() for x in images]
     finest = phi[-1]
     if len(finest) < 2:
         raise ValueError("drift needs at least 2 images")
-    spread = torch.pdist(finest).mean()
+    spread = float(torch.pdist(finest).mean())
     absolute = [float((x - finest).norm(dim=1).mean()) for x in phi]
-    return absolute, [value / float(spread) for value in absolute]
+    return absolute, [value / spread for value in absolute]
 
 
-def drift_rows(rows: Sequence[Row], cells: Sequence[Sequence[Tensor]], features: Features):
+def drift_rows(rows: Sequence[Row], cells: Sequence[Sequence[Tensor]], features) -> list[dict]:
     """One dict per row and NFE, for csv."""
-    out = []
-    for row, images in zip(rows, cells, strict=True):
-        for nfe, absolute, relative in zip(row.nfes, *drift(images, features), strict=True):
-            out.append({
-                "method": row.method.name, "sampler": row.sampler, "nfe": nfe,
-                "finest_nfe": row.nfes[-1], "drift": absolute, "relative_drift": relative,
-                "images": len(images[0]),
-            })  # fmt: skip
-    return out
+    return [
+        {"method": row.method.name, "sampler": row.sampler, "nfe": nfe,
+         "finest_nfe": row.nfes[-1], "drift": absolute, "relative_drift": relative,
+         "images": len(images[0])}
+        for row, images in zip(rows, cells, strict=True)
+        for nfe, absolute, relative in zip(row.nfes, *drift(images, features), strict=True)
+    ]  # fmt: skip
 
 
 def draw(
-    rows: Sequence[Row],
-    cells: Sequence[Sequence[Tensor]],
-    numbers: Sequence[dict],
-    path: Path,
-    command: str,
-    images: int = 2,
-) -> Path:
+    rows: Sequence[Row], cells: Sequence[Sequence[Tensor]], numbers: Sequence[dict], path: Path,
+    command: str, images: int = 2,
+) -> Path:  # fmt: skip
     """The picture: a strip of NFEs per row and noise, drift beside it."""
     columns = len(rows[0].nfes)
     _, _, height, width = cells[0][0].shape
-    strip = 0.95 * columns * (width + 1) / height
-    same = len({row.nfes for row in rows}) == 1
-    gap = 0.06 if same else 0.32  # rows with NFEs of their own are labelled one by one
-    fig = style.plt.figure(figsize=(strip * images + 4.6, 0.9 * (1 + gap) * len(rows) + 0.95))
-    outer = fig.add_gridspec(1, 2, width_ratios=[strip * images, 3.4], wspace=0.12, left=0.075,
-                             right=0.985, top=0.86, bottom=0.17)  # fmt: skip
-    inner = outer[0].subgridspec(len(rows), images, hspace=gap, wspace=0.07)
-    for r, row in enumerate(rows):
-        for i in range(images):
-            ax = fig.add_subplot(inner[r, i])
-            show(ax, torch.stack([x[i] for x in cells[r]]), columns)
-            if i == 0:
-                ax.set_ylabel(row.label, fontsize=8, color=style.method_colour(row.method.name, r))
-            if r == 0 or not same:
-                centres = np.arange(columns) * (width + 1) + (width - 1) / 2
+    strip = 0.95 * columns * (width + 1) / height * images
+    fig = style.plt.figure(figsize=(strip + 4.6, 1.15 * len(rows) + 0.8), layout="constrained")
+    fig.get_layout_engine().set(rect=(0, 0.04, 1, 0.96), wspace=0.06)
+    left, right = fig.subfigures(1, 2, width_ratios=[strip + 0.8, 3.8])
+    strips = [[torch.stack([x[i] for x in line]) for i in range(images)] for line in cells]
+    centres = np.arange(columns) * (width + 1) + (width - 1) / 2
+    for r, (row, line) in enumerate(zip(rows, style.grid(left, strips, columns), strict=True)):
+        line[0].set_ylabel(row.label, fontsize=8, color=style.method_colour(row.method.name, r))
+        if r == 0 or row.nfes != rows[r - 1].nfes:
+            for ax in line:
                 ax.xaxis.tick_top()
                 ax.set_xticks(centres, [str(nfe) for nfe in row.nfes])
                 ax.tick_params(length=0, pad=1, labelsize=8)
-            if r == 0 and i == 0:
-                ax.set_title("NFE", loc="left", fontsize=8, pad=14)
-    _drift_panel(fig.add_subplot(outer[1]), rows, numbers)
-    return style.save(fig, path, command)
-
-
-def _drift_panel(ax, rows: Sequence[Row], numbers: Sequence[dict]) -> None:
-    numbers = iter(numbers)
+        if r == 0:
+            line[0].set_title("NFE", loc="left", fontsize=8)
+    ax = right.subplots()
     for r, row in enumerate(rows):
-        line = [next(numbers) for _ in row.nfes][:-1]  # the finest is 0 by definition
+        line = numbers[r * columns : (r + 1) * columns - 1]  # the finest is 0 by definition
         ax.plot(
             [n["nfe"] for n in line], [n["relative_drift"] for n in line],
             color=style.method_colour(row.method.name, r),
@@ -141,10 +125,7 @@ def _drift_panel(ax, rows: Sequence[Row], numbers: Sequence[dict]) -> None:
     ax.set_xscale("log")
     ax.set_xticks(ticks, [str(nfe) for nfe in ticks])
     ax.xaxis.set_minor_locator(style.matplotlib.ticker.NullLocator())
-    finest = {row.nfes[-1] for row in rows}
-    ax.set(
-        title=f"drift from NFE {'/'.join(map(str, sorted(finest)))} (1: another image)",
-        xlabel="NFE",
-        ylim=(0, None),
-    )
+    finest = "/".join(map(str, sorted({row.nfes[-1] for row in rows})))
+    ax.set(title=f"drift from NFE {finest} (1: another image)", xlabel="NFE", ylim=(0, None))
     ax.legend(fontsize=8)
+    return style.save(fig, path, command)

@@ -6,9 +6,12 @@ import argparse
 import csv
 import sys
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 
 import numpy as np
+
+from ogdm_core.flags import Parser
 
 from . import style
 from .xi import Array, Problem, initial_slope, runs, total_variation
@@ -16,34 +19,27 @@ from .xi import Array, Problem, initial_slope, runs, total_variation
 BETAS = np.arange(1, 100) / 100
 CURVES = (0.2, 0.4, 0.6, 0.8)  # the betas of panel (a)
 LINES = ("-", "--", "-.", ":", (0, (4, 1, 1, 1, 1, 1)), (0, (1, 2)))
-BETA_C, V_C = 0.4, 0.1  # the paper's panel (c)
 LIMIT = 1e-6  # what the quadrature's error, and xi's, must stay below
 SHRINKING = 10.0 ** -np.arange(1, 6)
 
 
-def quadrature_error(problem: Problem) -> tuple[float, float]:
-    """Change of L(xi), the largest over xi in {0, xi(beta), 1}, and of xi itself, at half the step.
-
-    The sum's error falls by orders of magnitude with the step, so the change is the error.
-    """
-    points = np.array([0.0, problem.xi, 1.0])
-    change = np.abs(problem.distance(points) - problem.refined.distance(points)).max()
-    return float(change), abs(problem.xi - problem.refined.xi)
-
-
 def xi_rows(mu: float, vs: Sequence[float], betas: Array) -> list[dict]:
-    """One row per (v, beta): xi, L at xi and at both ends, and the errors."""
+    """One row per (v, beta): xi, L at xi and at both ends, and the quadrature's errors.
+
+    An error is the change at half the step: the sum's error falls by orders of magnitude with it.
+    """
     rows = []
     for v in vs:
         for beta in betas:
             problem = Problem(mu, v, float(beta))
-            at_xi, at_0, at_1 = problem.distance(np.array([problem.xi, 0.0, 1.0]))
-            error, xi_error = quadrature_error(problem)
+            points = np.array([problem.xi, 0.0, 1.0])
+            at = problem.distance(points)
             rows.append({
                 "mu": mu, "v": v, "beta": round(float(beta), 12), "xi": problem.xi,
-                "interior": int(0 < problem.xi < 1),
-                "l2_squared_at_xi": at_xi, "l2_squared_gaussian": at_0, "l2_squared_prior": at_1,
-                "error_l2_squared": error, "error_xi": xi_error,
+                "interior": int(0 < problem.xi < 1), "l2_squared_at_xi": at[0],
+                "l2_squared_gaussian": at[1], "l2_squared_prior": at[2],
+                "error_l2_squared": float(np.abs(at - problem.refined.distance(points)).max()),
+                "error_xi": abs(problem.xi - problem.refined.xi),
             })  # fmt: skip
     return rows
 
@@ -54,21 +50,21 @@ def lemma_rows(mu: float, vs: Sequence[float]) -> list[dict]:
     `order` is the local exponent: log of the ratio to the row before, per factor 10.
     """
     rows = []
-    for limit in ("beta -> 0", "beta -> 1"):
-        for v in vs:
-            before = None
-            for distance in SHRINKING:
-                beta = distance if limit == "beta -> 0" else 1 - distance
-                problem = Problem(mu, v, float(beta))
-                other = problem.gaussian if limit == "beta -> 0" else problem.prior
-                tv = total_variation(problem, other)
-                order = "" if before is None else float(np.log10(before / tv))
-                rows.append({
-                    "limit": limit, "mu": mu, "v": v, "distance_to_limit": float(distance),
-                    "total_variation": tv, "order": order, "xi": problem.xi,
-                    "xi_first_order": initial_slope(mu, v) * beta if beta < 0.5 else "",
-                })  # fmt: skip
-                before = tv
+    for limit, v in product(("beta -> 0", "beta -> 1"), vs):
+        before = None
+        for distance in SHRINKING:
+            beta = distance if limit == "beta -> 0" else 1 - distance
+            problem = Problem(mu, v, float(beta))
+            other = problem.gaussian if limit == "beta -> 0" else problem.prior
+            tv = total_variation(problem, other)
+            rows.append({
+                "limit": limit, "mu": mu, "v": v, "distance_to_limit": float(distance),
+                "total_variation": tv,
+                "order": "" if before is None else float(np.log10(before / tv)),
+                "xi": problem.xi,
+                "xi_first_order": initial_slope(mu, v) * beta if beta < 0.5 else "",
+            })  # fmt: skip
+            before = tv
     return rows
 
 
@@ -97,51 +93,27 @@ def where_not_interior(mu: float) -> list[tuple[float, list[tuple[float, float]]
 
 def draw(mu: float, v: float, beta: float, rows: list[dict], path: Path, command: str) -> Path:
     """Panels (a), (b), (c) of Fig. 4."""
-    fig, axes = style.figure(1, 3, size=(12.5, 3.9))
-    _panel_a(axes[0], mu, v)
-    _panel_b(axes[1], rows)
-    _panel_c(axes[2], Problem(mu, v, beta))
-    fig.tight_layout(rect=(0, 0.025, 1, 1))
-    return style.save(fig, path, command)
-
-
-def _panel_a(ax, mu: float, v: float) -> None:
+    fig, (a, b, c) = style.figure(1, 3, size=(12.5, 3.9))
     grid = np.linspace(0, 1, 201)
-    for colour, line, beta in zip(style.PALETTE, LINES, CURVES, strict=False):
-        problem = Problem(mu, v, beta)
-        ax.plot(grid, problem.distance(grid), color=colour, ls=line, label=rf"$\beta={beta:g}$")
-        ax.plot(problem.xi, problem.distance(problem.xi), "o", color=colour, mec="white", zorder=3)
-    ax.set(
-        title=rf"(a) squared $L^2$ distance at $v = {v:g}$; dots: minima",
-        xlabel=r"$\xi$   (0: Gaussian, 1: prior)",
-        ylabel=r"$\int (q^{(\xi)}_{u|v} - p^{(\beta)}_{u|v})^2 \, du$",
-        ylim=(0, None),
-    )
-    ax.legend()
+    for colour, line, curve in zip(style.PALETTE, LINES, CURVES, strict=False):
+        problem = Problem(mu, v, curve)
+        a.plot(grid, problem.distance(grid), color=colour, ls=line, label=rf"$\beta={curve:g}$")
+        a.plot(problem.xi, problem.distance(problem.xi), "o", color=colour, mec="white", zorder=3)
+    a.set(title=rf"(a) squared $L^2$ distance at $v = {v:g}$; dots: minima", ylim=(0, None),
+          xlabel=r"$\xi$   (0: Gaussian, 1: prior)",
+          ylabel=r"$\int (q^{(\xi)}_{u|v} - p^{(\beta)}_{u|v})^2 \, du$")  # fmt: skip
 
-
-def _panel_b(ax, rows: list[dict]) -> None:
-    mu = rows[0]["mu"]
-    for index, v in enumerate(dict.fromkeys(row["v"] for row in rows)):
-        colour = style.PALETTE[index % len(style.PALETTE)]
-        betas, xis = np.array([(r["beta"], r["xi"]) for r in rows if r["v"] == v]).T
-        line = LINES[index % len(LINES)]
-        ax.plot([0, *betas, 1], [0, *xis, 1], color=colour, ls=line, label=f"$v={v:g}$")
+    for index, one in enumerate(dict.fromkeys(row["v"] for row in rows)):
+        colour, line = style.PALETTE[index % len(style.PALETTE)], LINES[index % len(LINES)]
+        betas, xis = np.array([(r["beta"], r["xi"]) for r in rows if r["v"] == one]).T
+        b.plot([0, *betas, 1], [0, *xis, 1], color=colour, ls=line, label=f"$v={one:g}$")
         ends = (xis == 0) | (xis == 1)
         if ends.any():  # an empty line that is not clipped upsets the layout
-            ax.plot(betas[ends], xis[ends], ".", color=colour, ms=7, zorder=3, clip_on=False)
-    ax.set(
-        title=rf"(b) $\xi(\beta)$ at $\mu = {mu:g}$; dots: exactly 0 or 1",
-        xlabel=r"$\beta$",
-        ylabel=r"$\xi(\beta)$",
-        xlim=(0, 1),
-        ylim=(-0.02, 1.02),
-    )
-    ax.legend()
+            b.plot(betas[ends], xis[ends], ".", color=colour, ms=7, zorder=3, clip_on=False)
+    b.set(title=rf"(b) $\xi(\beta)$ at $\mu = {mu:g}$; dots: exactly 0 or 1", xlabel=r"$\beta$",
+          ylabel=r"$\xi(\beta)$", xlim=(0, 1), ylim=(-0.02, 1.02))  # fmt: skip
 
-
-def _panel_c(ax, problem: Problem) -> None:
-    u = problem.u
+    problem = Problem(mu, v, beta)
     xi = problem.xi
     for density, colour, line, width, label in (
         (problem.reverse, style.BLACK, "-", 2.6, r"true $p^{(\beta)}_{u|v}$"),
@@ -149,15 +121,15 @@ def _panel_c(ax, problem: Problem) -> None:
         (problem.prior, style.GREEN, "-.", 1.6, r"$\beta \to 1$: prior $p_u$"),
         (problem.mixture(xi), style.RED, (0, (4, 1)), 1.9, rf"$q^{{(\xi)}}$, $\xi={xi:.3f}$"),
     ):
-        ax.plot(u, density, color=colour, ls=line, lw=width, label=label)
-    ax.set(
-        title=rf"(c) densities at $v = {problem.v:g}$, $\beta = {problem.beta:g}$",
-        xlabel="$u$",
-        ylabel="density",
-        xlim=(-problem.mu - 3, problem.mu + 3),
-        ylim=(0, 1.28 * max(problem.reverse.max(), problem.gaussian.max())),
-    )
-    ax.legend(loc="upper center", ncols=2, columnspacing=1.2)
+        c.plot(problem.u, density, color=colour, ls=line, lw=width, label=label)
+    c.set(title=rf"(c) densities at $v = {v:g}$, $\beta = {beta:g}$", xlabel="$u$",
+          ylabel="density", xlim=(-mu - 3, mu + 3),
+          ylim=(0, 1.28 * max(problem.reverse.max(), problem.gaussian.max())))  # fmt: skip
+    a.legend()
+    b.legend()
+    c.legend(loc="upper center", ncols=2, columnspacing=1.2)
+    fig.tight_layout(rect=(0, 0.025, 1, 1))
+    return style.save(fig, path, command)
 
 
 def report(mu: float, problem: Problem, rows: list[dict], lemma: list[dict]) -> None:
@@ -166,11 +138,13 @@ def report(mu: float, problem: Problem, rows: list[dict], lemma: list[dict]) -> 
     at_xi, at_0, at_1 = problem.distance(np.array([xi, 0.0, 1.0]))
     print(f"mu = {mu:g}, v = {problem.v:g}, beta = {problem.beta:g}: xi = {xi:.5f}")
     print(f"  squared L2 distance  at xi {at_xi:.5f}   Gaussian {at_0:.5f}   prior {at_1:.5f}")
-    for limit in ("beta -> 0", "beta -> 1"):
-        last = [row for row in lemma if row["limit"] == limit]
-        last = [row for row in last if row["distance_to_limit"] == SHRINKING[-1]]
-        tv, order = max((row["total_variation"], row["order"]) for row in last)
-        other = "Gaussian" if limit == "beta -> 0" else "prior"
+    for limit, other in (("beta -> 0", "Gaussian"), ("beta -> 1", "prior")):
+        last = (limit, SHRINKING[-1])
+        tv, order = max(
+            (row["total_variation"], row["order"])
+            for row in lemma
+            if (row["limit"], row["distance_to_limit"]) == last
+        )
         print(
             f"Lemma 1, {limit}: total variation to the {other} {tv:.1e} at {SHRINKING[-1]:.0e} from"
             f" the limit (largest over v), falling with its power {order:.2f}"
@@ -186,24 +160,22 @@ def report(mu: float, problem: Problem, rows: list[dict], lemma: list[dict]) -> 
     print("  and at -v likewise; everywhere else on that grid it holds")
 
 
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Command line."""
-    parser = argparse.ArgumentParser(prog="run/analysis_xi.sh", description=__doc__)
-    parser.add_argument("--mu", type=float, default=2.0, help="the modes sit at +-mu (2)")
-    parser.add_argument("--v", type=float, default=V_C, help="v of panels (a) and (c) (0.1)")
-    parser.add_argument("--beta", type=float, default=BETA_C, help="beta of panel (c) (0.4)")
-    parser.add_argument(
-        "--vs", type=float, nargs="+", default=[0.1, 0.5, 1.0, 1.5, 2.0, 3.0],
-        help="v of the curves of panel (b) (0.1 0.5 1 1.5 2 3)",
-    )  # fmt: skip
-    parser.add_argument("--out", type=Path, default=Path("out/xi"), help="folder (out/xi)")
-    args = parser.parse_args(arguments)
+    p = Parser(prog="run/analysis_xi.sh", description=__doc__)
+    p.add_argument("--mu", type=float, default=2.0, help="the modes sit at +-mu (2)")
+    p.add_argument("--v", type=float, default=0.1, help="v of panels (a) and (c) (0.1)")
+    p.add_argument("--beta", type=float, default=0.4, help="beta of panel (c) (0.4)")
+    p.add_argument("--vs", type=float, nargs="+", default=[0.1, 0.5, 1.0, 1.5, 2.0, 3.0],
+                   help="v of the curves of panel (b) (0.1 0.5 1 1.5 2 3)")  # fmt: skip
+    p.add_argument("--out", type=Path, default=Path("out/xi"), help="folder (out/xi)")
+    args = p.parse_args(arguments)
     try:
         for v in (args.v, *args.vs):
             for beta in (args.beta, BETAS[0], BETAS[-1]):
                 _ = Problem(args.mu, v, beta).u
     except ValueError as error:
-        parser.error(str(error))
+        p.error(str(error))
     return args
 
 

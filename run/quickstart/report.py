@@ -113,7 +113,6 @@ def plot_fid(results: dict[str, Any], path: Path) -> None:
 def plot_samples(results: dict[str, Any], folders: dict[str, Path], path: Path) -> None:
     """NFE across, control above OGDM, for Euler and S-PNDM; the same noise at the same place."""
     from run.figures import style
-    from run.figures.images import show
 
     nfes, columns = (5, 10, 15, 20, 25), 6
     rows = [(s, m) for s in ("euler", "s-pndm") for m in NAMES]
@@ -121,7 +120,7 @@ def plot_samples(results: dict[str, Any], folders: dict[str, Path], path: Path) 
     for line, (sampler, method) in zip(axes, rows, strict=True):
         with np.load(folders[method] / "evaluation.npz") as kept:
             for ax, nfe in zip(line, nfes, strict=True):
-                show(ax, torch.from_numpy(kept[f"{sampler}-{nfe}"][: 2 * columns]), columns)
+                style.show(ax, torch.from_numpy(kept[f"{sampler}-{nfe}"][: 2 * columns]), columns)
         line[0].set_ylabel(f"{NAMES[method]}\n{style.sampler_name(sampler)}", fontsize=8,
                            color=style.method_colour(method))  # fmt: skip
     for ax, nfe in zip(axes[0], nfes, strict=True):

@@ -1,10 +1,10 @@
 """Where pictures get their samples: a method is a name and a function from noise to images.
 
-    draw(noise [N, C, H, W], nfe, sampler) -> images [N, C, H, W] in [-1, 1]
+    draw(noise [N, C, H, W], nfe, sampler) -> uint8 images [N, C, H, W]
 
-Two loaders make one from a path. A folder in diffusers' format is sampled here, with our samplers.
-Other backbones are sampled with their own commands, one file (or folder of images) per sampler and
-NFE, from the same seeds; the path then names them with the fields {sampler} and {nfe}:
+A folder in diffusers' format is sampled here. Other backbones are sampled with their own commands
+from the same seeds, one file (or folder of images) per sampler and NFE; the path then names them
+with the fields {sampler} and {nfe}:
 
     Baseline=samples/base-{sampler}-{nfe}.npz
 """
@@ -19,9 +19,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from .images import load_images
+from ogdm_core.trainer import images as data
 
-Draw = Callable[[Tensor, int, str], Tensor]
+from .style import to_uint8
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,16 @@ class Method:
     """A trained model to draw from; `shape` is (C, H, W) where the noise's shape matters."""
 
     name: str
-    draw: Draw
+    draw: Callable[[Tensor, int, str], Tensor]
     shape: tuple[int, int, int] | None = None
+
+
+def load_images(source: str, count: int | None = None) -> Tensor:
+    """The first `count` images of a data set, an .npz or a folder, or all: uint8 [N, C, H, W]."""
+    images = data.load(source)
+    if count is not None and len(images) < count:
+        raise ValueError(f"{source} holds {len(images)} images, but {count} are wanted")
+    return images.pixels(torch.arange(len(images) if count is None else count))
 
 
 def load_method(argument: str, device: str = "cpu") -> Method:
@@ -39,12 +47,10 @@ def load_method(argument: str, device: str = "cpu") -> Method:
     if not (name and separator and path):
         raise ValueError(f"--method {argument!r}: give NAME=PATH, such as OGDM=out/ogdm")
     fields = [field for _, field, _, _ in string.Formatter().parse(path) if field is not None]
-    if fields:
-        return from_files(name, path, fields)
-    return from_diffusers(name, path, device)
+    return _files(name, path, fields) if fields else _diffusers(name, path, device)
 
 
-def from_diffusers(name: str, path: str, device: str = "cpu") -> Method:
+def _diffusers(name: str, path: str, device: str) -> Method:
     """A `save_pretrained` folder with unet/ (a UNet2DModel) and scheduler/."""
     from ogdm_core.trainer.train import load_model
     from run.quickstart.score import draw
@@ -55,12 +61,12 @@ def from_diffusers(name: str, path: str, device: str = "cpu") -> Method:
     height, width = (size, size) if isinstance(size, int) else size
 
     def sample(noise: Tensor, nfe: int, sampler: str) -> Tensor:
-        return draw(unet, scheduler, noise.to(device), sampler, nfe).cpu()
+        return to_uint8(draw(unet, scheduler, noise.to(device), sampler, nfe))
 
     return Method(name, sample, (channels, height, width))
 
 
-def from_files(name: str, pattern: str, fields: Sequence[str]) -> Method:
+def _files(name: str, pattern: str, fields: Sequence[str]) -> Method:
     """Samples made elsewhere. The i-th image of every file must come from the same noise."""
     if set(fields) != {"sampler", "nfe"}:
         raise ValueError(
