@@ -61,7 +61,7 @@ def test_nets_by_import_path(smallnet, images, tmp_path):
     assert torch.equal(flat(images), images.float().flatten(1)[:, :6] / 64)
     assert flat(images[:, :1]).shape == (5, 6)  # grey images get three channels
     net = load_features("smallnet:Net", cache=tmp_path)
-    assert net._net.where == tmp_path and net(images).shape == (5, 6)
+    assert net.net.where == tmp_path and net(images).shape == (5, 6)
     assert net.key == load_features("smallnet:Net").key
     assert load_features("smallnet:digits")(images).shape == (5, 64)
 

@@ -76,28 +76,22 @@ def train_classifier(images: Images, epochs: int = 20, seed: int = 0) -> tuple[C
 
 
 def save_classifier(path: Path, classifier: Classifier, accuracy: float) -> None:
-    """Writes what `read_classifier` reads."""
+    """Writes what `load_classifier` reads."""
     with whole(path) as file:
         torch.save({"state": classifier.state_dict(), "accuracy": accuracy}, file)
 
 
-def read_classifier(path: Path) -> tuple[Classifier, float]:
-    """The classifier and its accuracy, as `train_classifier` gave them."""
+def load_classifier(path: Path, images: Images | None = None) -> tuple[Classifier, float]:
+    """The classifier and its accuracy, as `train_classifier` gave them, if it fits the images."""
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True)
         state = saved["state"]
         net = Classifier(state["body.0.weight"].shape[1], len(state["head.1.bias"]))
         net.load_state_dict(state)
-        return net.eval().requires_grad_(False), saved["accuracy"]
     except (RuntimeError, pickle.UnpicklingError, KeyError, TypeError, EOFError) as error:
         raise ValueError(
             f"{path} is not a classifier that run/quickstart.sh wrote ({error})"
         ) from error
-
-
-def load_classifier(path: Path, images: Images) -> tuple[Classifier, float]:
-    """`read_classifier`, for these images."""
-    net, accuracy = read_classifier(path)
-    if (channels := net.body[0].in_channels) != images.channels:
+    if images and (channels := net.body[0].in_channels) != images.channels:
         raise ValueError(f"{path} is for {channels} channels, the images have {images.channels}")
-    return net, accuracy
+    return net.eval().requires_grad_(False), saved["accuracy"]

@@ -34,8 +34,7 @@ Progress = Callable[[int], None]
 
 def features_of(
     source: Source, net: Features, *, keep: int, seed: int = 0, batch: int = 64,
-    device: str = "cpu", cache: Path | None = None, stay: bool = True,
-    progress: Progress = lambda images: None,
+    cache: Path | None = None, stay: bool = True, progress: Progress = lambda images: None,
 ) -> tuple[Tensor, Statistics]:  # fmt: skip
     """Features [M, D] of at most `keep` images, drawn with `seed`, and the statistics of all.
 
@@ -61,11 +60,11 @@ def features_of(
     with held:
         for index in torch.arange(source.count).split(CHUNK):
             x = _chunk(source, net, index, batch, folder, progress)
-            running.add(x.to(device))
+            running.add(x)
             kept.append(x[torch.isin(index, chosen)])
         if folder and not stay:
             shutil.rmtree(folder)
-    mu, sigma = (t.cpu().numpy() for t in running.result())
+    mu, sigma = (t.numpy() for t in running.result())
     return torch.cat(kept), Statistics(mu, sigma, net.name, source.count)
 
 

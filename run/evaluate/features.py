@@ -21,6 +21,7 @@ import pickle
 import sys
 import types
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from torch import Tensor, nn
 
 from ogdm_core.files import sha256
 
-from .classifier import Classifier, read_classifier
+from .classifier import Classifier, load_classifier
 
 INCEPTION = "inception"
 PUBLISHED = "6726825d"  # how the SHA-256 of the published weights begins, as their name says
@@ -41,20 +42,20 @@ URL = (
 UNREADABLE = (RuntimeError, pickle.UnpicklingError, AttributeError, KeyError, TypeError, EOFError)
 
 
+@dataclass(frozen=True)
 class Features:
-    """A feature net that holds its callable to the contract.
+    """A feature net, held to the contract.
 
     name    to show for it
     key     changes when its outputs may
     notes   what a reader of its numbers should know
     """
 
-    def __init__(
-        self, name: str, key: str, net: Callable[[Tensor], Any], device: str = "cpu",
-        notes: tuple[str, ...] = (),
-    ):  # fmt: skip
-        self.name, self.key, self.notes = name, key, notes
-        self._net, self._device = net, device
+    name: str
+    key: str
+    net: Callable[[Tensor], Any]
+    device: str = "cpu"
+    notes: tuple[str, ...] = ()
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:
@@ -67,7 +68,7 @@ class Features:
                 "((x + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)"
             )
         try:
-            x = self._net(images.expand(-1, 3, -1, -1).to(self._device))
+            x = self.net(images.expand(-1, 3, -1, -1).to(self.device))
         except (RuntimeError, TypeError) as error:
             raise ValueError(
                 f"{self.name} failed on uint8 images [{n}, 3, H, W] in 0..255, which is what "
@@ -113,7 +114,7 @@ def load_features(
     if spec == "pixels":
         return Features(spec, spec, lambda x: x.float().flatten(1) / 127.5 - 1, device)
     if spec and spec.endswith(".pt"):
-        net = _uint8(read_classifier(Path(spec))[0].to(device))
+        net = _uint8(load_classifier(Path(spec))[0].to(device))
         return Features(spec, f"classifier:{sha256(spec)}", net, device)
     if spec:
         return _imported(spec, device, cache)

@@ -115,7 +115,7 @@ def precision_recall(reference: Any, samples: Any, k: int = 3) -> tuple[float, f
             d = _squared_distances(x[i], y[j])
             x_in[i] |= (d <= radii_y[j]).any(1)
             y_in[j] |= (d <= radii_x[i, None]).any(0)
-    return float(y_in.double().mean()), float(x_in.double().mean())
+    return int(y_in.sum()) / len(y_in), int(x_in.sum()) / len(x_in)
 
 
 def manifold_radii(features: Any, k: int = 3) -> Tensor:

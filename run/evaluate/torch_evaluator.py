@@ -63,8 +63,8 @@ def evaluate(
         net = load_features(args.features, args.weights, device, cache)
     for what, source in (("reference", reference), ("samples", samples)):
         found.append(source.count and features_of(
-            source, net, keep=args.pr_images, seed=args.seed, batch=args.batch, device=device,
-            cache=cache, stay=source is reference, progress=lambda n, what=what: progress(what, n),
+            source, net, keep=args.pr_images, seed=args.seed, batch=args.batch, cache=cache,
+            stay=source is reference, progress=lambda n, what=what: progress(what, n),
         ))  # fmt: skip
     notes = list(net.notes) if net else []
     if args.save_statistics:
