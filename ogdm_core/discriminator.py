@@ -9,6 +9,7 @@ LightDiscriminator   plain strided convolutions, for small images and small budg
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -60,6 +61,7 @@ class Conv(nn.Module):
         self.bias = nn.Parameter(torch.zeros(n_out)) if bias else None
         self.scale = 1 / math.sqrt(n_in * kernel**2)
         self.kernel, self.down = kernel, down
+        self.blur: Tensor
         if down:
             tap = torch.tensor([1.0, 3.0, 3.0, 1.0]) / 8
             self.register_buffer("blur", torch.outer(tap, tap)[None, None], persistent=False)
@@ -240,4 +242,4 @@ class LightDiscriminator(ImageDiscriminator):
         return (self.out(h)[:, 0] + (h * z).sum(1) / math.sqrt(h.shape[1])).float()
 
 
-KINDS: dict[str, type[ImageDiscriminator]] = {"paper": Discriminator, "light": LightDiscriminator}
+KINDS: dict[str, Callable[..., nn.Module]] = {"paper": Discriminator, "light": LightDiscriminator}

@@ -269,7 +269,7 @@ class Observer:
         self.skipped.fill_(state["skipped"])
         self._pending.clear()
 
-    def _shape(self) -> dict[str, float | str]:
+    def _shape(self) -> dict[str, object]:
         c = self.config
         return self._built_for | {"d_kind": c.d_kind, "d_width": c.d_width}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -36,7 +36,7 @@ def set_torch_state(states: list[torch.Tensor], device: torch.device) -> None:
 
 def global_state() -> dict[str, Any]:
     """The global random state of torch, CUDA, numpy and Python: tensors and plain values only."""
-    _, keys, *numbers = np.random.get_state()
+    _, keys, *numbers = cast(tuple, np.random.get_state())
     version, internal, gauss = random.getstate()
     return {
         "torch": torch.get_rng_state(),

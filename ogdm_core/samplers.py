@@ -145,7 +145,7 @@ def steps_for_nfe(sampler: str, nfe: int) -> int:
 def sample(*args: Any, trajectory: Literal[False] = ..., **kwargs: Any) -> Tensor: ...
 @overload
 def sample(*args: Any, trajectory: Literal[True], **kwargs: Any) -> list[Tensor]: ...
-@torch.no_grad()
+@torch.no_grad()  # type: ignore[misc]  # the overloads leave out the other options
 def sample(
     eps_fn: EpsFn,
     x_T: Tensor,

@@ -3,12 +3,13 @@
 #
 #     source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 #     help_if_asked "$@"          # --help prints the comment at the top of the script
+#     check_arguments run.x "$@"  # an argument error ends the script before anything is installed
 #     ensure_env diffusers        # the environment with these extras; sets $PYTHON, puts it on PATH
 #     ensure_upstream edm         # third_party/edm, fetched and patched
 #
 # Environment variables that a user may set:
 #   OGDM_PYTHON   a Python to use as it is; nothing is installed
-#   OGDM_ENV      venv or conda; by default conda where there is one, else .venv
+#   OGDM_ENV      venv (the default) or conda
 #   OGDM_MIRROR   directory or URL prefix with copies of the upstream repositories
 
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
@@ -36,23 +37,40 @@ help_if_asked() {
   done
 }
 
-# A Python 3.10 or later that can run run/setup, which needs the standard library only.
+# A Python 3.11 or later that can run run/setup, which needs the standard library only.
 base_python() {
   local name
   for name in "${OGDM_PYTHON:-}" "$ROOT/.venv/bin/python" "$ROOT/.conda/bin/python" \
-    python3 python3.13 python3.12 python3.11 python3.10 python3.14 python; do
-    if [ -n "$name" ] && "$name" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
+    python3 python3.13 python3.12 python3.11 python3.14 python; do
+    if [ -n "$name" ] && "$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
       printf '%s\n' "$name"
       return
     fi
   done
-  die "no Python 3.10 or later found. Install one, or name it: OGDM_PYTHON=/path/to/python $0"
+  die "no Python 3.11 or later found. Install one, or name it: OGDM_PYTHON=/path/to/python $0"
 }
 
 setup_tool() {
   local python
   python="$(base_python)" || exit 1
   "$python" "$ROOT/run/setup" "$@"
+}
+
+# check_arguments MODULE ARG...: calls MODULE.arguments(ARGS), which parses them; --help and errors end
+# the script here, before anything is installed. A module that imports packages which are not there
+# yet is not asked; keep the imports that its work needs inside the functions that do it.
+check_arguments() {
+  local python status=0 go_on=64 # --help ends with status 0, so "go on" has one of its own
+  python="$(base_python)" || exit 1
+  PYTHONPATH="$ROOT" "$python" -c "
+import importlib, sys
+try:
+    parse = importlib.import_module(sys.argv[1]).arguments
+except ModuleNotFoundError:
+    sys.exit($go_on)
+parse(sys.argv[2:])
+sys.exit($go_on)" "$@" || status=$?
+  [ "$status" = "$go_on" ] || exit "$status"
 }
 
 # ensure_env [EXTRA...]: makes or completes the environment; a tenth of a second if it is complete.

@@ -59,7 +59,7 @@ def test_a_wrong_count_is_refused_before_lists_are_written(archive, tmp_path):
     assert not (tmp_path / "out" / "church_outdoor_train.txt").exists()
 
 
-@pytest.mark.parametrize("key", [b"../../escaped", b"/tmp/escaped", b"a/b", b"..", b"a.b", b"\xff"])
+@pytest.mark.parametrize("key", [b"../../escaped", b"/escaped", b"a/b", b"..", b"a.b", b"\xff"])
 def test_a_key_that_is_no_plain_name_writes_nothing(tmp_path, key):
     with lmdb.open(str(tmp_path / "db"), map_size=1 << 20) as env, env.begin(write=True) as t:
         t.put(key, b"RIFF")

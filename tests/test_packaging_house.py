@@ -3,18 +3,23 @@
 import ast
 import os
 import re
+import shutil
 import subprocess
 import sys
+import sysconfig
+import venv
 from pathlib import Path
 
 import pytest
 
 from run.setup import env
+from run.setup.patches import load
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = sorted((ROOT / "run").glob("*.sh"))
 RUNNABLE = [script for script in SCRIPTS if script.name != "lib.sh"]
 CORE = ROOT / "ogdm_core"
+BACKBONES = ("adm", "edm", "ldm", "diffusers")
 
 
 def tracked() -> list[Path]:
@@ -53,14 +58,14 @@ def test_scripts_are_bash_that_stops_at_errors(script):
 
 
 def test_scripts_ask_for_extras_that_exist():
-    extras = env.read_project(ROOT, Path(sys.executable))["project"]["optional-dependencies"]
+    extras = env.read_project(ROOT)["project"]["optional-dependencies"]
     for script in RUNNABLE:
         for line in re.findall(r"^\s*ensure_env ([a-z ]+)$", script.read_text(), re.MULTILINE):
             assert set(line.split()) <= set(extras), f"{script.name}: ensure_env {line}"
 
 
 def imports(file: Path) -> set[str]:
-    """Absolute names of what a module of ogdm_core imports, inside functions too."""
+    """Absolute names of what a module imports, inside functions too."""
     package = file.relative_to(ROOT).parent.parts
     found = set()
     for node in ast.walk(ast.parse(file.read_text())):
@@ -73,28 +78,34 @@ def imports(file: Path) -> set[str]:
     return found
 
 
-def backbone(name: str) -> str:
-    """adm of `adm`, `sample_adm` and `resume_adm`; nothing of what the splices share."""
-    last = name.split("_")[-1]
-    return last if last in ("adm", "edm", "ldm", "diffusers") else ""
+def wrong_way(file: Path) -> list[str]:
+    """The imports of a module of ogdm_core that point against the arrow."""
+    room, *rest = file.relative_to(CORE).with_suffix("").parts
+    forbidden = [r"run\b", r"tests\b"]
+    if not rest:  # the method itself
+        forbidden.append(r"ogdm_core\.(splice|compat|trainer)\b")
+    elif room == "splice":  # may use what the splices share, and its own backbone's modules
+        others = [name for name in BACKBONES if name not in rest[0].split("_")]
+        forbidden.append(rf"ogdm_core\.(splice|compat)\.(\w+_)?({'|'.join(others)})(_|\b)")
+    elif room == "compat":
+        forbidden.append(r"ogdm_core\.splice\b")
+    return [name for name in imports(file) if re.match("|".join(forbidden), name)]
 
 
-@pytest.mark.parametrize("file", sorted(CORE.glob("*.py")), ids=name_of)
-def test_the_core_knows_no_backbone(file):
-    wrong = [
-        name for name in imports(file) if name.startswith(("ogdm_core.splice", "ogdm_core.compat"))
-    ]
-    assert wrong == []
+@pytest.mark.parametrize("file", sorted(CORE.rglob("*.py")), ids=name_of)
+def test_the_arrow_points_one_way(file):
+    """run -> ogdm_core -> torch; the method knows no splice, a splice no other splice."""
+    assert wrong_way(file) == []
 
 
-@pytest.mark.parametrize("file", sorted((CORE / "splice").glob("[!_]*.py")), ids=name_of)
-def test_a_splice_knows_no_other_splice(file):
-    others = [
-        name for name in imports(file)
-        if (match := re.match(r"ogdm_core\.splice\.(\w+)", name))
-        and backbone(match[1]) not in ("", backbone(file.stem))
-    ]  # fmt: skip
-    assert others == []
+@pytest.mark.parametrize("name", ["guided-diffusion", "edm", "latent-diffusion"])
+def test_patches_call_the_splices_and_compat_only(name):
+    for patch in load(ROOT / "patches" / name):
+        named = re.findall(
+            r"(?:import|from) +(ogdm_core[\w.]*|run\b[\w.]*)", "\n".join(patch.added)
+        )
+        allowed = re.compile(r"ogdm_core\.(splice|compat)\b")
+        assert [module for module in named if not allowed.match(module)] == [], patch.name
 
 
 def test_every_package_has_an_init():
@@ -118,16 +129,45 @@ for module in pkgutil.iter_modules(ogdm_core.__path__):
     assert done.returncode == 0, done.stderr
 
 
-def test_an_installed_copy_holds_every_module():
-    """What setuptools would put in a wheel, without building one."""
-    setuptools = pytest.importorskip("setuptools", reason="setuptools is not in this environment")
-    found = set(setuptools.find_packages(str(ROOT), include=["ogdm_core*"]))
-    packages = {".".join(file.parent.relative_to(ROOT).parts) for file in CORE.rglob("*.py")}
-    assert found == packages
-    data = [file for file in tracked() if CORE in file.parents and file.suffix != ".py"]
-    declared = env.read_project(ROOT, Path(sys.executable))["tool"]["setuptools"]["package-data"]
-    held = {file for pattern in declared["ogdm_core"] for file in CORE.glob(pattern)}
-    assert [name_of(file) for file in data if file not in held] == []
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """A folder with what a wheel of this repository installs; the sources are copied first."""
+    folder = tmp_path_factory.mktemp("wheel")
+    sources = folder / "sources"
+    for file in tracked():
+        if CORE in file.parents or file.name in ("pyproject.toml", "README.md", "LICENSE"):
+            (sources / file.relative_to(ROOT)).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(file, sources / file.relative_to(ROOT))
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
+    done = subprocess.run(
+        [*pip, "--target", folder / "site", sources], cwd=folder, capture_output=True, text=True
+    )
+    if "No module named" in done.stderr:
+        pytest.skip("this environment has no pip or no setuptools to build a wheel with")
+    assert done.returncode == 0, done.stderr
+    return folder / "site"
+
+
+def test_a_wheel_holds_the_package_and_nothing_else(installed):
+    held = {f.relative_to(installed) for f in installed.rglob("*") if "ogdm_core" in f.parts}
+    held = {str(file) for file in held if file.suffix not in ("", ".pyc")}
+    assert held == {name_of(file) for file in tracked() if CORE in file.parents}
+    assert {f.name for f in installed.iterdir() if f.suffix != ".dist-info"} == {"ogdm_core"}
+
+
+def test_the_trainer_starts_from_an_installed_wheel(installed, tmp_path):
+    """In an empty folder, in a Python that sees the wheel and the packages but not this clone."""
+    packages = sysconfig.get_path("purelib")
+    venv.create(tmp_path / "venv", symlinks=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    (tmp_path / "empty").mkdir()
+    done = subprocess.run(
+        [python, "-m", "ogdm_core.trainer", "--help"],
+        cwd=tmp_path / "empty", capture_output=True, text=True,
+        env=os.environ | {"PYTHONPATH": f"{installed}{os.pathsep}{packages}"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "--ogdm" in done.stdout
 
 
 def test_no_file_names_somebodys_machine():
@@ -142,7 +182,7 @@ def test_no_file_names_somebodys_machine():
     assert told == []
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
 def test_pages_name_files_that_exist(page):
     text = (ROOT / page).read_text()
     scripts = set(re.findall(r"\brun/\w+\.sh\b", text))

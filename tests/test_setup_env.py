@@ -13,9 +13,11 @@ from run.setup.submodules import Refusal
 
 ROOT = Path(__file__).resolve().parents[1]
 PYPROJECT = """
+[build-system]
+requires = ["setuptools"]
 [project]
 name = "ogdm"
-dependencies = ["torch==1"]
+dependencies = ["torch>=1"]
 [project.optional-dependencies]
 edm = ["click==8"]
 ldm = ["ogdm[edm]", "omegaconf==2"]
@@ -34,7 +36,7 @@ def root(tmp_path, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "pyproject.toml").write_text(PYPROJECT)
     (tmp_path / "environment.yml").write_text("name: ogdm\n")
-    monkeypatch.setattr(env, "conda", lambda: None)
+    (tmp_path / "constraints.txt").write_text("torch==1.2\n")
     return tmp_path
 
 
@@ -72,6 +74,8 @@ def test_first_run_makes_a_venv_and_installs(root, commands):
     with_deps, without = installs(commands)
     assert with_deps[-2:] == ["--editable", f"{root}[ldm]"]
     assert without[-2:] == ["--no-deps", "loner==3"]
+    for command in (with_deps, without):
+        assert command[command.index("--constraint") + 1] == str(root / "constraints.txt")
 
 
 def test_the_second_run_does_nothing(root, commands):
@@ -104,6 +108,10 @@ def test_other_declarations_install_again_but_other_lint_rules_do_not(root, comm
     env.ensure(["edm"], root)
     assert commands == []
     file.write_text(file.read_text().replace("click==8", "click==9"))
+    env.ensure([], root)
+    assert installs(commands)[0][-1] == f"{root}[edm]", "what was in stays in"
+    commands.clear()
+    (root / "constraints.txt").write_text("torch==1.3\n")
     env.ensure(["edm"], root)
     assert installs(commands)
 
@@ -148,28 +156,26 @@ def test_an_unknown_extra_is_named(root, commands):
     ("program", "words"),
     [("conda", ["env", "create"]), ("mamba", ["env", "create"]), ("micromamba", ["create"])],
 )
-def test_conda_is_used_where_it_is(root, commands, monkeypatch, program, words):
-    monkeypatch.setattr(env, "conda", lambda: f"/opt/{program}")
+def test_conda_is_used_where_it_is_asked_for(root, commands, monkeypatch, program, words):
+    monkeypatch.setattr(env.shutil, "which", lambda n: f"/opt/{n}" if n == program else None)
+    assert env.choose(root) == ("venv", root / ".venv")
+    monkeypatch.setenv("OGDM_ENV", "conda")
     assert env.ensure(["edm"], root) == root / ".conda" / "bin" / "python"
-    assert commands[0][0] == f"/opt/{program}"
-    assert commands[0][1 : 1 + len(words)] == words
-    assert str(root / "environment.yml") in commands[0]
-    assert commands[1][-3:] == ["--no-deps", "--editable", str(root)]
+    (command,) = commands
+    assert command[: 1 + len(words)] == [f"/opt/{program}", *words]
+    assert str(root / "environment.yml") in command
     commands.clear()
     env.ensure(["edm", "ldm"], root)
     assert commands == [], "conda's environment holds every extra"
+    monkeypatch.delenv("OGDM_ENV")
+    assert env.choose(root) == ("conda", root / ".conda"), "one that exists is used"
 
 
-def test_an_existing_venv_wins_over_conda(root, commands, monkeypatch):
-    env.ensure([], root)
-    monkeypatch.setattr(env, "conda", lambda: "/opt/conda")
-    assert env.ensure([], root) == root / ".venv" / "bin" / "python"
-
-
-def test_ogdm_env_decides(root, commands, monkeypatch):
-    monkeypatch.setattr(env, "conda", lambda: "/opt/conda")
-    monkeypatch.setenv("OGDM_ENV", "venv")
-    assert env.ensure([], root) == root / ".venv" / "bin" / "python"
+def test_ogdm_env_is_checked(root, commands, monkeypatch):
+    monkeypatch.setattr(env.shutil, "which", lambda name: None)
+    monkeypatch.setenv("OGDM_ENV", "conda")
+    with pytest.raises(Refusal, match="no conda, mamba or micromamba"):
+        env.ensure([], root)
     monkeypatch.setenv("OGDM_ENV", "docker")
     with pytest.raises(Refusal, match="use venv or conda"):
         env.ensure([], root)
@@ -192,15 +198,6 @@ def test_a_failed_command_shows_its_end_and_the_advice(root):
     assert "the cause" in str(caught.value)
     assert "Try this." in str(caught.value)
     assert "many words" in (root / ".setup" / "install.log").read_text()
-
-
-def test_python_310_reads_the_declarations_through_pip(root, monkeypatch):
-    expected = env.read_project(root, Path(sys.executable))
-    monkeypatch.setitem(sys.modules, "tomllib", None)
-    try:
-        assert env.read_project(root, Path(sys.executable)) == expected
-    except subprocess.CalledProcessError:
-        pytest.skip("this Python has no pip to borrow a parser from")
 
 
 def bash(script: str, **extra) -> subprocess.CompletedProcess:
@@ -239,4 +236,29 @@ def test_no_python_is_explained(tmp_path):
     script = "source run/lib.sh; ROOT=/nowhere; PATH=$ONLY; base_python"
     done = bash(script, ONLY=str(tmp_path), OGDM_PYTHON="")
     assert done.returncode == 1
-    assert "no Python 3.10 or later found" in done.stderr
+    assert "no Python 3.11 or later found" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments", "code", "said"),
+    [
+        ("light", "--help", 0, "usage"),
+        ("light", "--wrong", 2, "--wrong"),
+        ("light", "", 0, "went on"),
+        ("heavy", "--wrong", 0, "went on"),
+    ],
+)
+def test_arguments_are_checked_before_an_install(tmp_path, module, arguments, code, said):
+    (tmp_path / "heavy.py").write_text("import a_package_that_setup_would_install\n")
+    (tmp_path / "light.py").write_text(
+        "import argparse\ndef arguments(argv): return argparse.ArgumentParser().parse_args(argv)\n"
+    )
+    script = f"""
+        source run/lib.sh; ROOT={tmp_path}
+        check_arguments {module} {arguments}
+        echo went on
+    """
+    done = bash(script, OGDM_PYTHON=sys.executable)
+    assert done.returncode == code
+    assert said in done.stdout + done.stderr
+    assert ("went on" in done.stdout) == (said == "went on")

@@ -12,6 +12,7 @@ import tempfile
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -167,7 +168,7 @@ def _mapped(path: Path, name: str) -> np.ndarray:
                 shape, fortran, dtype = np.lib.format.read_array_header_2_0(member)
             if 0 in shape:
                 return np.empty(shape, dtype)
-            order = "F" if fortran else "C"
+            order: Literal["F", "C"] = "F" if fortran else "C"
             if info.compress_type != zipfile.ZIP_STORED:
                 with tempfile.TemporaryFile() as file:
                     shutil.copyfileobj(member, file)

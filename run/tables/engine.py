@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 from .stages import Command, Stage, chain
@@ -178,7 +178,7 @@ class Engine:
 
     def _run(self, stage: Stage) -> Outcome:
         """Runs a stage's commands one after the other, all of their output into its log."""
-        began, started = time.monotonic(), datetime.now(timezone.utc).isoformat(timespec="seconds")
+        began, started = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
         stage.folder.mkdir(parents=True, exist_ok=True)
         commands: list[Command] = []
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 from .engine import Engine
 from .experiments import Experiment, Options
@@ -29,7 +29,7 @@ def collect(
         "samples": options.samples,
         "seed": options.seed,
         "command": command,
-        "written": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "written": datetime.now(UTC).isoformat(timespec="seconds"),
         **origin(),
         "rows": [_row(experiment, engine) for experiment in experiments],
     }
