@@ -149,7 +149,7 @@ def test_a_case_stands_between_plain_steps_and_rounds_rotate(monkeypatch):
         taken.append(name)
 
     monkeypatch.setattr(steps, "take", take)
-    monkeypatch.setattr(measure, "timer", lambda: now[0])
+    monkeypatch.setattr(steps, "clock", lambda: now[0])
     rounds = [list(steps.round(number)) for number in range(3)]
     assert [len(r) for r in rounds] == [5, 3, 5]  # lazy R1 is timed in every second round
     assert len({r[0]["case"] for r in rounds}) == 3
@@ -213,7 +213,7 @@ def test_an_interrupted_run_keeps_what_it_measured(run, monkeypatch):
     ("flags", "words"),
     [
         (["--cases", "nope"], "--cases: 'nope' is not allowed"),
-        (["--repeats", "0"], "--repeats: 0 is not allowed; give 1 or more"),
+        (["--repeats", "0"], "--repeats: 0 is not allowed; give a whole number >= 1"),
         (["--out", "speed.txt"], "name a file that ends in .json"),
         (["--resolution", "33"], "33 is not a power of two from 8"),
         (["--channels", "20"], "20 is not a multiple of 16"),

@@ -19,6 +19,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ogdm_core.files import write_json, write_text
+from ogdm_core.flags import Parser, number
 from run.provenance import commit, versions
 
 from . import report
@@ -29,32 +30,26 @@ from .step import BACKBONES, PAPER, QUICK, Size, Trainer, find_backbone
 
 def parse(argv: list[str]) -> tuple[argparse.Namespace, Size, list[str], str]:
     """The flags, the size, the cases and the backbone; a flag that cannot work is refused."""
-    p = argparse.ArgumentParser(
-        prog="run/benchmark.sh", description=__doc__, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="cases:\n" + "\n".join(f"  {n:<18}{c.words}" for n, c in CASES.items()),
-    )  # fmt: skip
-    add = p.add_argument
+    cases = "\n".join(f"  {name:<18}{case.words}" for name, case in CASES.items())
+    p = Parser(prog="run/benchmark.sh", description=__doc__, epilog=f"cases:\n{cases}")
+    add, count = p.add_argument, number(int, 1)
     # fmt: off
     add("--out", metavar="FILE.json", type=Path, default=Path("out/benchmark/speed.json"),
         help="results; FILE.md and FILE.png beside it (%(default)s)")
     add("--cases", metavar="A,B,...", help="some of the cases below, or all (the first 8)")
-    add("--repeats", metavar="N", type=int, default=5, help="rounds of timed steps (5)")
+    add("--repeats", metavar="N", type=count, default=5, help="rounds of timed steps (5)")
     add("--no-time", action="store_true",
         help="count operations and evaluations from shapes alone, at any size; time nothing")
-    add("--batch", metavar="N", type=int, help="images per step (2)")
-    add("--resolution", metavar="N", type=int, help="width and height of the images (32)")
-    add("--channels", metavar="N", type=int, help="the network's base channels (128)")
-    add("--threads", metavar="N", type=int, help="CPU threads (one per core)")
+    add("--batch", metavar="N", type=count, help="images per step (2)")
+    add("--resolution", metavar="N", type=count, help="width and height of the images (32)")
+    add("--channels", metavar="N", type=count, help="the network's base channels (128)")
+    add("--threads", metavar="N", type=count, help="CPU threads (one per core)")
     add("--device", default="cpu", help="cpu or cuda (cpu)")
     add("--backbone", choices=("auto", *BACKBONES), default="auto",
         help="auto is EDM's own network where third_party/edm is here (auto)")
     add("--quick", action="store_true", help="a tiny network and D: a trial of the machinery")
     # fmt: on
     args = p.parse_args(argv)
-    for name in ("repeats", "batch", "threads"):
-        if (value := getattr(args, name)) is not None and value < 1:
-            p.error(f"--{name}: {value} is not allowed; give 1 or more")
     devices = ["cpu"] + ["cuda"] * torch.cuda.is_available()
     if args.device not in devices:
         p.error(f"--device: {args.device!r} is not here; use {' or '.join(devices)}")
@@ -116,10 +111,10 @@ def main(argv: list[str] | None = None) -> int:
             for name in (BASELINE, *names):
                 say(f"counting {name}")
                 counts[name] = steps.count(name, memory=not args.no_time)
-        for number in range(0 if args.no_time else args.repeats):
-            for timing in steps.round(number):
+        for i in range(0 if args.no_time else args.repeats):
+            for timing in steps.round(i):
                 results["timings"].append(timing)
-                say(f"round {number + 1} of {args.repeats}: {timing['case']} {timing['kind']}")
+                say(f"round {i + 1} of {args.repeats}: {timing['case']} {timing['kind']}")
             write_json(args.out, results | summarise(counts, results["timings"]))
     except KeyboardInterrupt:
         code = 130

@@ -15,13 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.benchmark import timer
 from torch.utils.flop_counter import flop_registry
 
 from ogdm_core.observer import Observer
 
 from .cases import CASES
-from .step import Trainer
+from .step import Trainer, clock
 
 BASELINE = "baseline"
 
@@ -46,7 +45,7 @@ class Steps:
     """The plain step and the observed steps of some cases, on one network."""
 
     def __init__(self, trainer: Trainer, names: list[str], quick: bool = False):
-        self.trainer = trainer
+        self.trainer, self.clock = trainer, clock(trainer.device)
         self.observers = {n: trainer.observer(CASES[n].config(quick)) for n in names}
         self.kinds = {BASELINE: {"plain": 1.0}} | {n: CASES[n].kinds() for n in names}
 
@@ -103,9 +102,9 @@ class Steps:
             before = after
 
     def _seconds(self, name: str, kind: str) -> float:
-        start = timer()  # torch's own clock, which waits for the device first
+        start = self.clock()
         self.take(name, kind)
-        return timer() - start
+        return self.clock() - start
 
 
 @contextlib.contextmanager

@@ -59,9 +59,10 @@ def picture(results: dict, path: Path) -> Path:
         for row, case in enumerate(cases.values()):
             y, value = row + 0.26 * (i - 1), case[key]
             ax.barh(y, value, height=0.24, color=colour, label=None if row else label)
-            ax.text(value + 0.08, y, f"{value:.2f}", va="center", fontsize=7)
             if key == "ratio":
                 ax.plot(case["quartiles"], [y, y], color=style.BLACK, linewidth=1)
+            end = max(value, *case["quartiles"]) if key == "ratio" else value
+            ax.text(end + 0.03, y, f"{value:.2f}", va="center", fontsize=7)
     ax.set_yticks(range(len(cases)), list(cases))
     ax.invert_yaxis()
     ax.axvline(1, color=style.BLACK, linewidth=0.6, linestyle=":")

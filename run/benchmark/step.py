@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -92,21 +93,26 @@ class Trainer:
             observer.step(1.0)
 
 
+def clock(device: torch.device) -> Callable[[], float]:
+    """Seconds on `device`, after all work given to it is done.
+
+    On a CPU these are processor seconds over the number of threads, so that other programs on the
+    machine do not count.
+    """
+    if device.type == "cpu":
+        return lambda: time.process_time() / torch.get_num_threads()
+    return timer
+
+
 def time_step(
     network: Network, batch: int, config: OGDMConfig | None = None, repeats: int = 2
 ) -> float:
-    """Mean seconds of a training step, an observed one if `config` is given, after a warm-up.
-
-    On a CPU these are processor seconds over the number of threads: other programs do not count.
-    """
+    """Mean seconds of a training step, an observed one if `config` is given, after a warm-up."""
     trainer = Trainer(network, batch)
-    observer = trainer.observer(config) if config else None
-    threads = torch.get_num_threads()
-    on_cpu = trainer.device.type == "cpu"
-    clock = (lambda: time.process_time() / threads) if on_cpu else timer
-    work = {"trainer": trainer, "observer": observer}
+    work = {"trainer": trainer, "observer": trainer.observer(config) if config else None}
     return Timer(
-        "trainer.step(observer)", globals=work, num_threads=threads, timer=clock
+        "trainer.step(observer)", globals=work, num_threads=torch.get_num_threads(),
+        timer=clock(trainer.device),
     ).timeit(repeats).mean  # fmt: skip
 
 
