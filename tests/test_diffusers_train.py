@@ -286,6 +286,8 @@ def test_data_from_npz_and_folders(tmp_path):
     order = [0, 2, 4, 1, 3, 5]
     assert torch.equal(from_npz.batch(torch.tensor(order)), from_folder.batch(torch.arange(6)))
     assert from_folder.batch(torch.arange(6)).abs().max() <= 1
+    # the strides choose the kernels: other strides, other last digits
+    assert data_sets.digits().batch(torch.arange(3)).stride() == (64, 64, 8, 1)
     with pytest.raises(ValueError, match="holds no arr_0"):
         np.savez(tmp_path / "bad.npz", x=pixels)
         data_sets.load(str(tmp_path / "bad.npz"))

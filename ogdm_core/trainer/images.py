@@ -60,7 +60,9 @@ class Images:
 
     def pixels(self, index: Tensor) -> Tensor:
         """Images at `index` [N], as uint8 [N, C, H, W]."""
-        return torch.from_numpy(np.ascontiguousarray(self._pixels[index.numpy()]))
+        # torch's usual strides, also where C is 1: they choose the kernels, hence the last digits
+        chosen = torch.from_numpy(self._pixels[index.numpy()])
+        return chosen.clone(memory_format=torch.contiguous_format)
 
     def batch(self, index: Tensor) -> Tensor:
         """Images at `index` [N], as floats [N, C, H, W] in [-1, 1]."""
