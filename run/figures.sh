@@ -8,7 +8,7 @@
 #                move as NFE changes, as numbers
 #   grid         appendix F: samples of each method, FID and recall from a results.json
 #   neighbours   appendix F.5: nearest training images, and whether samples copy them
-#   diagrams     Figs. 2 and 3: the graphical model and the role of the discriminator
+#   diagrams     Figs. 2 and 3: the graphical model and the role of the discriminator, as SVG files
 #
 # A model is a folder in diffusers' format, sampled here:
 #   run/figures.sh teaser --method Baseline=DIR --method OGDM=DIR --nfe 5 10 20 50
