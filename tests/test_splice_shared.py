@@ -24,7 +24,8 @@ def parser() -> argparse.ArgumentParser:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ("--nfe 10", "--nfe needs --sampler"),
+        ("--nfe 10 --npz x.npz", "--nfe needs --sampler"),
+        ("--seed 4 --discretization karras", "--discretization, --seed needs --sampler"),
         ("--sampler heun --nfe 10", "--nfe: heun cannot run in 10 .* 9 or 11"),
         ("--sampler f-pndm", "--nfe: f-pndm cannot run in 10 .* 13"),
         ("--sampler euler --nfe 0", "--nfe: euler cannot run in 0 "),

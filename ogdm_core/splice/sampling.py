@@ -37,22 +37,22 @@ FLAGS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def check(values: MutableMapping[str, Any], own: Iterable[str] = ()) -> None:
+def check(values: MutableMapping[str, Any], ours: list[str], own: list[str]) -> None:
     """Fills in --nfe's default, and raises ValueError for flags that contradict each other.
 
-    own   flags of upstream's own sampler that were given, as in --steps
+    ours   flags above that were given, as in --nfe
+    own    flags of upstream's own sampler that were given, as in --steps
     """
-    sampler, nfe = values["sampler"], values["nfe"]
-    if not sampler:
-        if nfe is not None:
-            raise ValueError("--nfe needs --sampler, as in --sampler euler --nfe 10")
+    if not values["sampler"]:
+        if needy := [flag for flag in ours if flag != "--npz"]:
+            raise ValueError(f"{', '.join(needy)} needs --sampler, as in --sampler euler --nfe 10")
         return
-    values["nfe"] = NFE if nfe is None else nfe
+    values["nfe"] = NFE if values["nfe"] is None else values["nfe"]
     try:
-        steps_for_nfe(sampler, values["nfe"])
+        steps_for_nfe(values["sampler"], values["nfe"])
     except ValueError as error:
         raise ValueError(f"--nfe: {error}") from error
-    if own := list(own):
+    if own:
         raise ValueError(
             f"{', '.join(own)} steers upstream's own sampler; leave it out with --sampler, or "
             "leave --sampler out"
@@ -60,7 +60,7 @@ def check(values: MutableMapping[str, Any], own: Iterable[str] = ()) -> None:
 
 
 def add_arguments(
-    parser: argparse.ArgumentParser, names: Iterable[str], own: Iterable[str] = (), **defaults: Any
+    parser: argparse.ArgumentParser, names: Sequence[str], own: Sequence[str] = (), **defaults: Any
 ) -> None:
     """Adds the flags `names` to a parser, which then checks them whenever it parses.
 
@@ -74,9 +74,12 @@ def add_arguments(
 
     def parse_and_check(*args: Any, **kwargs: Any) -> tuple[Any, list[str]]:
         namespace, rest = parse(*args, **kwargs)
-        given = [f"--{n}" for n in own if getattr(namespace, n) != parser.get_default(n)]
+
+        def given(dests: Iterable[str]) -> list[str]:
+            return [f"--{n}" for n in dests if getattr(namespace, n) != parser.get_default(n)]
+
         try:
-            check(namespace.__dict__, given)
+            check(namespace.__dict__, given(names), given(own))
         except ValueError as error:
             parser.error(str(error))
         return namespace, rest
@@ -85,7 +88,7 @@ def add_arguments(
 
 
 def click_options(
-    names: Sequence[str], own: Iterable[str] = (), samplers: Sequence[str] = tuple(SAMPLERS)
+    names: Sequence[str], own: Sequence[str] = (), samplers: Sequence[str] = tuple(SAMPLERS)
 ) -> Callable[[Callable], Callable]:
     """The same as a decorator of a click command, for the samplers that it offers."""
     import click
@@ -94,14 +97,14 @@ def click_options(
         @functools.wraps(main)
         def run(**kwargs: Any) -> Any:
             context = click.get_current_context()
-            typed = {
-                n
-                for n in own
-                if context.get_parameter_source(n) is click.core.ParameterSource.COMMANDLINE
-            }
-            given = [p.opts[0] for p in context.command.params if p.name in typed]
+            typed = click.core.ParameterSource.COMMANDLINE
+
+            def given(dests: Iterable[str]) -> list[str]:
+                chosen = [p for p in context.command.params if p.name in dests]
+                return [p.opts[0] for p in chosen if context.get_parameter_source(p.name) is typed]
+
             try:
-                check(kwargs, given)
+                check(kwargs, given(names), given(own))
             except ValueError as error:
                 raise click.UsageError(str(error)) from error
             return main(**kwargs)
