@@ -4,7 +4,7 @@ Nothing here knows of the method. Each piece stands alone and names the failure 
 
     numpy_with_int        numpy as the code knew it: `np.int` is gone since numpy 1.24
     load_state_dict       resuming on several ranks, which upstream deadlocks on
-    set_up_together       a rank that dies ends the job; CPU ranks on several hosts find each other
+    set_up_together       an exception on one rank ends the job; CPU ranks may be on several hosts
     default_channel_mult  32x32 images without knowing the channel multiplier
 """
 
@@ -25,7 +25,7 @@ import torch
 from torch import distributed as dist
 
 CHANNEL_MULT = {32: "1,2,2,2"}  # DDPM's for CIFAR-10
-REPORT_SECONDS = 3  # for mpiexec to pass on a failed rank's last words; an abort drops them
+REPORT_SECONDS = 3  # for mpiexec to print a failed rank's traceback; an abort would drop it
 
 
 class _NumpyWithInt(types.ModuleType):
@@ -53,7 +53,7 @@ def load_state_dict(path: str, **kwargs) -> Any:
 
 
 def set_up_together(setup_dist: Callable[[], None]) -> Callable[[], None]:
-    """Upstream's `setup_dist`, for ranks that live and die together, also on several hosts."""
+    """Upstream's `setup_dist`; then an exception on one rank ends all, also on several hosts."""
 
     def set_up() -> None:
         from mpi4py import MPI
@@ -66,7 +66,7 @@ def set_up_together(setup_dist: Callable[[], None]) -> Callable[[], None]:
                 _init_gloo_over(hosts, world)
         setup_dist()
         if world.size > 1:
-            abort_on_error(world)  # again: torch's own hook, now in front, would swallow the report
+            abort_on_error(world)  # again: torch's own hook, now in front, drops the report
 
     return set_up
 

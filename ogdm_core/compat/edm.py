@@ -1,6 +1,6 @@
 """Lets NVlabs/edm, written in 2022 for CUDA, run on today's torch and on a CPU.
 
-`install()` puts the shims in place; each says the one reason that it is here for. With CUDA
+`install()` puts the shims in place; each gives its one reason. With CUDA
 present only those for today's Python and torch act, and they change what fails, nothing that
 works. As a program, this module runs an *untouched* script of a clone of NVlabs/edm:
 
@@ -94,7 +94,7 @@ def _load_training_states() -> None:
 
 
 def _start_gloo() -> None:
-    """Upstream starts NCCL and picks a CUDA device; a CPU speaks gloo and has nothing to pick."""
+    """Upstream starts NCCL and picks a CUDA device; a CPU uses gloo and has no device to pick."""
     from torch_utils import distributed, training_stats
 
     def init() -> None:

@@ -32,7 +32,7 @@ def install() -> None:
 
 
 def _find_ldm() -> None:
-    """Upstream counted on `pip install -e .`; its README's commands start in its folder."""
+    """Upstream expects `pip install -e .`; its README's commands start in its folder."""
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     if importlib.util.find_spec("ldm") is None:
@@ -58,14 +58,14 @@ def _torchvision() -> None:
             del sys.modules[name]
         if not isinstance(error, ModuleNotFoundError):
             _hide_distribution("torchvision")
-            sys.modules["torchvision"] = None  # the import system's way to say "not there"
+            sys.modules["torchvision"] = None  # its import then raises ModuleNotFoundError
         import pytorch_lightning  # noqa: F401  before the stand-in: it looks for torchvision
 
         sys.modules.update(_stand_in())
 
 
 def _hide_distribution(name: str) -> None:
-    """Makes Lightning's availability check answer no for one package."""
+    """Makes Lightning's availability check report one package as missing."""
     from lightning_utilities.core import imports
 
     version = imports._version
@@ -79,7 +79,7 @@ def _hide_distribution(name: str) -> None:
 
 
 class _Partial(types.ModuleType):
-    """A module of which we have a part; asking for the rest says so."""
+    """A module of which a part is here; any other attribute raises ImportError with advice."""
 
     def __init__(self, name: str, advice: str, **content):
         super().__init__(name)
@@ -189,10 +189,10 @@ class _Inert:
         pass
 
     def append(self, item):
-        """Swallowed: pickle fills lists so."""
+        """Ignored: pickle fills lists so."""
 
     def extend(self, items):
-        """Swallowed: pickle fills lists so."""
+        """Ignored: pickle fills lists so."""
 
 
 class _Unpickler(pickle.Unpickler):
@@ -205,7 +205,7 @@ class _Unpickler(pickle.Unpickler):
         containers = module == "collections" and name in ("OrderedDict", "defaultdict")
         builtins = module == "builtins" and name in ("set", "frozenset", "complex", "bytearray")
         arrays = root == "numpy" and name in ("scalar", "_reconstruct", "dtype", "ndarray")
-        bytes_ = (module, name) == ("_codecs", "encode")  # how numpy's numbers keep theirs
+        bytes_ = (module, name) == ("_codecs", "encode")  # the bytes of numpy's numbers
         if tensors or types_of_torch or containers or builtins or arrays or bytes_:
             return super().find_class(module, name)
         return type(name, (_Inert,), {"__module__": module})

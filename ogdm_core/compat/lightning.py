@@ -1,4 +1,4 @@
-"""Lightning 1.4's face on Lightning 2: what latent-diffusion's `main.py` calls and 2.x dropped.
+"""Lightning 1.4's interface on Lightning 2: what latent-diffusion's `main.py` calls and 2.x lacks.
 
     Trainer           add_argparse_args, from_argparse_args, gpus=, resume_from_checkpoint=, ...
     TestTubeLogger    the logger upstream asks for by default; the package behind it is gone
@@ -65,7 +65,7 @@ class Trainer(pl.Trainer):
     """Lightning 2's trainer with 1.4's constructor and attributes, as far as upstream uses them."""
 
     resume_from_checkpoint: str | None = None
-    alone = False  # true while a checkpoint is written that the other ranks know nothing of
+    alone = False  # true while rank 0 writes a checkpoint that the other ranks do not write
 
     @classmethod
     def add_argparse_args(cls, parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
@@ -146,7 +146,7 @@ class Trainer(pl.Trainer):
 
 
 def translate(options: dict[str, Any]) -> dict[str, Any]:
-    """1.4's trainer options in 2.x's words.
+    """1.4's trainer options under 2.x's names.
 
     gpus "0,1" with accelerator "ddp" (upstream sets it) is 2.x's accelerator "gpu", devices [0, 1],
     strategy "ddp". Where there is no CUDA, or with accelerator "cpu", it is as many CPU processes
@@ -189,7 +189,7 @@ def _device_ids(gpus: Any) -> list[int] | int:
 
 
 def _literal(text: str) -> Any:
-    """A command-line value as what it looks like: truth value, number, None or text."""
+    """A command-line value as a truth value, a number, None or text."""
     words = {"true": True, "false": False, "none": None}
     if text.lower() in words:
         return words[text.lower()]
