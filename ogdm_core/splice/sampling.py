@@ -84,7 +84,7 @@ def add_arguments(
             parser.error(str(error))
         return namespace, rest
 
-    parser.parse_known_args = parse_and_check  # type: ignore[method-assign, assignment]
+    parser.parse_known_args = parse_and_check  # type: ignore[method-assign]
 
 
 def click_options(
