@@ -111,20 +111,20 @@ class Folder(Images):
         from PIL import Image, UnidentifiedImageError
 
         try:
-            with Image.open(path) as image:
-                if image.mode.startswith(("I", "F")):  # 16 or 32 bits: converting them clips
-                    raise ValueError(f"{path} has mode {image.mode}; save it as 8-bit RGB or grey")
-                grey = image.mode in ("1", "L") and not self._exact
-                image = image.convert("L" if grey else "RGB")
-                side = min(image.size)
-                left, top = (image.width - side) // 2, (image.height - side) // 2
-                if not self._exact:
-                    image = image.crop((left, top, left + side, top + side))
-                if not self._exact and side != (self._side or side):
-                    image = image.resize((self._side, self._side), Image.Resampling.LANCZOS)
-                pixels = np.asarray(image)
+            with Image.open(path) as file:
+                if file.mode.startswith(("I", "F")):  # 16 or 32 bits: converting them clips
+                    raise ValueError(f"{path} has mode {file.mode}; save it as 8-bit RGB or grey")
+                grey = file.mode in ("1", "L") and not self._exact
+                image = file.convert("L" if grey else "RGB")
         except (UnidentifiedImageError, OSError) as error:
             raise ValueError(f"{path} cannot be read as an image ({error}); remove it") from error
+        if not self._exact:
+            side = min(image.size)
+            left, top = (image.width - side) // 2, (image.height - side) // 2
+            image = image.crop((left, top, left + side, top + side))
+            if self._side and self._side != side:
+                image = image.resize((self._side, self._side), Image.Resampling.LANCZOS)
+        pixels = np.asarray(image)
         return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 

@@ -115,7 +115,7 @@ def load_features(
         return Features(spec, spec, lambda x: x.float().flatten(1) / 127.5 - 1, device)
     if spec and spec.endswith(".pt"):
         net = _uint8(load_classifier(Path(spec))[0].to(device))
-        return Features(spec, f"classifier:{sha256(spec)}", net, device)
+        return Features(Path(spec).name, f"classifier:{sha256(spec)}", net, device)
     if spec:
         return _imported(spec, device, cache)
     digest, notes = sha256(weights), ()

@@ -12,7 +12,10 @@ import numpy as np
 from ogdm_core.files import sha256, whole
 from ogdm_core.trainer.images import Folder, Images, load, read_npz
 
-KINDS = "an .npz (arr_0: uint8 images [N, H, W, C]; or mu and sigma) or a folder of images"
+KINDS = (
+    "an .npz (arr_0: uint8 images [N, H, W, C]; or mu and sigma), a folder of images, digits or "
+    "mnist"
+)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from . import metrics
 from .extract import features_of
@@ -58,28 +59,33 @@ def evaluate(
     check(reference, samples, args)
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     cache = None if args.no_cache else args.cache
-    net, found = None, []
+    net = None
     if reference.count or samples.count:
         net = load_features(args.features, args.weights, device, cache)
-    for what, source in (("reference", reference), ("samples", samples)):
-        found.append(source.count and features_of(
+
+    def extract(what: str, source: Source) -> tuple[Tensor, Statistics] | None:
+        if net is None or not source.count:
+            return None
+        return features_of(
             source, net, keep=args.pr_images, seed=args.seed, batch=args.batch, cache=cache,
-            stay=source is reference, progress=lambda n, what=what: progress(what, n),
-        ))  # fmt: skip
+            stay=source is reference, progress=lambda images: progress(what, images),
+        )  # fmt: skip
+
+    real, fake = extract("reference", reference), extract("samples", samples)
     notes = list(net.notes) if net else []
-    if args.save_statistics:
-        found[0][1].save(args.save_statistics)
-    a, b = (_statistics(s, f and f[1], net, notes)
-            for s, f in zip((reference, samples), found, strict=True))  # fmt: skip
+    if real and args.save_statistics:
+        real[1].save(args.save_statistics)
+    a = _statistics(reference, real and real[1], net, notes)
+    b = _statistics(samples, fake and fake[1], net, notes)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", RuntimeWarning)
         fid = metrics.frechet_distance(a.mu, a.sigma, b.mu, b.sigma)
         notes += [f"FID: {warning.message}" for warning in caught]
     precision = recall = images = None
-    if all(found):
-        real, fake = (features.to(device) for features, _ in found)
-        images = (len(real), len(fake))
-        precision, recall = metrics.precision_recall(real, fake, NEIGHBOURS)
+    if real and fake:
+        x, y = real[0].to(device), fake[0].to(device)
+        images = (len(x), len(y))
+        precision, recall = metrics.precision_recall(x, y, NEIGHBOURS)
     else:
         notes.append("no precision and recall: they need the images of both sets, not statistics")
     return {
@@ -95,12 +101,14 @@ def _statistics(
 ) -> Statistics:
     """Saved statistics where they are the net's or all there is, as in ADM's evaluator."""
     saved = source.statistics
-    label = (saved.features or INCEPTION) if saved else None
-    if computed and (saved is None or net.name != label):
+    if saved is None:
+        return computed
+    label = saved.features or INCEPTION
+    if computed and label != net.name:
         return computed
     if computed:
         notes.append(f"FID uses the statistics that {source.path.name} brings, not its images'")
-    elif net is not None and label != net.name:
+    elif net and label != net.name:
         raise ValueError(
             f"the statistics in {source.path} are of {label}, not of {net.name}: give the "
             "images, or statistics of the same net (--save-statistics writes them)"
