@@ -100,7 +100,7 @@ def test_changed_or_removed_lines_are_refused(patched_house, edited):
     [
         (lambda house: (house.widget / "train.py").unlink(), "changes or removes lines"),
         (lambda house: (house.widget / "train.py").chmod(0o755), "cannot become a patch"),
-        (lambda house: new_file(house), "may not create"),
+        (lambda house: new_file(house), "no created"),
         (lambda house: house.setup("--reverse"), "as upstream, not patched"),
     ],
     ids=["deleted file", "changed mode", "new file", "nothing to export"],

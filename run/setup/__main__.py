@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import os
 import signal
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 if not __package__:  # run as a folder, `python run/setup`, so that no PYTHONPATH is needed
@@ -43,7 +41,7 @@ environment variables:
 
 exit status: 0 all is well, 1 something is amiss and was left alone, 3 upstream is out of reach"""
 
-OUT_OF_REACH = """
+OUT_OF_REACH = """\
 Without them everything of our own still works: run/quickstart.sh trains and samples with
 the embedded U-Net, run/test.sh runs all tests but those on upstream code.
 On a machine that cannot reach GitHub, point at copies, made with `git clone --mirror`:
@@ -97,29 +95,30 @@ def main(argv: list[str] | None = None) -> int:
 
 def set_up(subs: list[Submodule], args: argparse.Namespace) -> int:
     """Fetches, patches, then makes the environment; goes as far as it can with each submodule."""
-    unreachable = _fetch([sub for sub in subs if inspect(sub).state.to_fetch])
-    refused = []
+    refused, unreachable = [], []
     for sub in subs:
-        if sub.name in unreachable:
-            continue
-        report = inspect(sub)
         try:
+            if inspect(sub).state.to_fetch:
+                address = submodules.source(sub)
+                say(f"Fetching {sub.label} at {sub.pin[:10]} from {address}")
+                submodules.fetch(sub, address)
+            report = inspect(sub)
             if report.state.hands_off:
                 raise Refusal(explain(report))
             if report.state is not State.PATCHED:
                 say(f"{sub.label}: {describe(submodules.apply(sub))}")
             elif not args.quiet:
                 say(f"{sub.label}: {describe(report)}")
+        except Unreachable as error:
+            unreachable.append(f"    {sub.label}: {error}")
         except (Refusal, PatchError) as error:
             refused.append(str(error))
     for why in refused:
         say(f"\nleft alone: {why}")
     if unreachable:
-        say("\nThese upstream codebases could not be fetched:")
-        for name, why in unreachable.items():
-            say(f"    third_party/{name}: {why}")
-        mirror = os.environ.get("OGDM_MIRROR")
-        say(OUT_OF_REACH.strip() + (f"\nOGDM_MIRROR is {mirror}" if mirror else ""))
+        say(
+            "\nThese upstream codebases could not be fetched:", *unreachable, OUT_OF_REACH, sep="\n"
+        )
     if refused or unreachable:
         return REFUSED if refused else UNREACHABLE
     if not args.no_env:
@@ -127,29 +126,6 @@ def set_up(subs: list[Submodule], args: argparse.Namespace) -> int:
         if not args.quiet:
             say(f"Python: {python}")
     return 0
-
-
-def _fetch(subs: list[Submodule]) -> dict[str, str]:
-    """Fetches submodules; returns the reasons for those that are out of reach."""
-
-    def probe(sub: Submodule) -> str | Unreachable:
-        try:
-            return submodules.source(sub)
-        except Unreachable as error:
-            return error
-
-    with ThreadPoolExecutor() as pool:  # side by side: a dead network costs one timeout, not three
-        found = list(zip(subs, pool.map(probe, subs), strict=True))
-    unreachable = {}
-    for sub, address in found:
-        try:
-            if isinstance(address, Unreachable):
-                raise address
-            say(f"Fetching {sub.label} at {sub.pin[:10]} from {address}")
-            submodules.fetch(sub, address)
-        except Unreachable as error:
-            unreachable[sub.name] = str(error)
-    return unreachable
 
 
 def describe(report: Report) -> str:

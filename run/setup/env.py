@@ -29,9 +29,9 @@ STAMP = "ogdm-stamp.json"
 CONDAS = ("micromamba", "mamba", "conda")  # the fastest first
 
 
-def say(*words: object) -> None:
+def say(*words: object, sep: str = " ") -> None:
     """Prints to stderr: stdout belongs to the path that --print-python prints."""
-    print(*words, file=sys.stderr, flush=True)
+    print(*words, file=sys.stderr, flush=True, sep=sep)
 
 
 def read_project(root: Path = ROOT) -> dict:

@@ -28,12 +28,18 @@ from pathlib import Path
 FILL_IN = "FILL IN"  # stands in the prose of a freshly exported patch until its author writes it
 MIN_WORDS = 15  # two short sentences; less than this is a title, not a reason
 
-_HEADER = re.compile(
-    r"diff --git a/(?P<path>.+) b/(?P=path)\n"
+_PATCH = re.compile(
+    r"(?P<prose>.*?)^(?P<diff>diff --git a/(?P<path>.+) b/(?P=path)\n"
     r"index (?P<old>[0-9a-f]{40})\.\.(?P<new>[0-9a-f]{40}) 100(?:644|755)\n"
     r"--- a/(?P=path)\n\+\+\+ b/(?P=path)\n"
+    r"(?P<hunks>(?:@@ -[0-9]+,0 \+[0-9,]+ @@\n(?:\+[^\n]*\n)+)+))",
+    re.MULTILINE | re.DOTALL,
 )
-_HUNK = re.compile(r"@@ -(\d+),0 \+(\d+)(?:,(\d+))? @@")
+_LAW = """\
+A patch is its reason, then one `diff --git` of one upstream file with `index OLD..NEW MODE`, both
+in full, then hunks `@@ -N,0 +M,K @@` with nothing behind the second @@ and `+` lines only: no
+context, no removed line, no second file, no created, renamed or deleted one, no changed mode.
+See CONTRIBUTING.md; `run/setup.sh --export NAME` writes added lines that way."""
 
 
 class PatchError(Exception):
@@ -101,46 +107,27 @@ def read(file: Path) -> Patch:
 
 def parse(text: str, name: str) -> Patch:
     """Reads the text of patches/NAME strictly."""
-    start = re.search(r"^(diff --git|--- |\+\+\+ |@@ )", text, re.MULTILINE)
-    if not start:
-        raise PatchError(f"{name}: no `diff --git` line: the patch changes nothing")
-    prose, diff = text[: start.start()], text[start.start() :]
-    header = _HEADER.match(diff)
-    if not header:
-        raise PatchError(
-            f"{name}: expected `diff --git a/PATH b/PATH`, `index OLD..NEW MODE` with full blob "
-            "names, `--- a/PATH` and `+++ b/PATH`, one and the same path; a patch may not create, "
-            "rename or delete a file or change its mode"
-        )
-    at = (prose + header[0]).count("\n")
-    lines = diff[header.end() :].removesuffix("\n").split("\n")
+    match = _PATCH.match(text)
+    if not match:
+        raise PatchError(f"{name} does not hold a patch that adds lines.\n{_LAW}")
+    if rest := text[match.end() :]:
+        line = text.count("\n", 0, match.end()) + 1
+        raise PatchError(f"{name}:{line}: unexpected {rest.splitlines()[0][:40]!r}.\n{_LAW}")
     hunks: dict[int, list[str]] = {}
-    after, left = -1, 0
-    for number, line in enumerate(lines, start=at + 1):
-        where = f"{name}:{number}"
-        if left:
-            if not line.startswith("+"):
-                raise PatchError(f"{where}: expected an added line (`+`), found {line[:40]!r}")
-            hunks[after].append(line[1:])
-            left -= 1
-            continue
-        hunk = _HUNK.fullmatch(line)
-        if not hunk:
-            raise PatchError(
-                f"{where}: expected a hunk `@@ -N,0 +M,K @@` with nothing behind it, found "
-                f"{line[:40]!r}. A patch adds lines to one file: no context, no removed line, no "
-                "function text, no second file. `run/setup.sh --export NAME` writes it that way"
-            )
-        shift = sum(map(len, hunks.values()))
-        previous, after, left = after, int(hunk[1]), int(hunk[3] or 1)
-        if after <= previous:
-            raise PatchError(f"{where}: hunks must be in the file's order")
-        if int(hunk[2]) != after + shift + 1:
-            raise PatchError(f"{where}: the added lines start at {after + shift + 1}")
-        hunks[after] = []
-    if left:
-        raise PatchError(f"{name}: {left} added lines are missing at the end")
-    return Patch(name, prose.strip(), diff, header["path"], header["old"], header["new"], hunks)
+    shift = 0
+    for hunk in re.split(r"^(?=@@)", match["hunks"], flags=re.MULTILINE)[1:]:
+        header, *lines = hunk.removesuffix("\n").split("\n")
+        after = int(re.match(r"@@ -(\d+)", header)[1])
+        count = f",{len(lines)}" if len(lines) > 1 else ""
+        expected = f"@@ -{after},0 +{after + shift + 1}{count} @@"
+        if header != expected:
+            raise PatchError(f"{name}: {header!r} should be {expected!r}")
+        if after <= max(hunks, default=-1):
+            raise PatchError(f"{name}: {header!r}: hunks must be in the file's order")
+        hunks[after] = [line[1:] for line in lines]
+        shift += len(lines)
+    prose, diff, path, old, new = match.group("prose", "diff", "path", "old", "new")
+    return Patch(name, prose.strip(), diff, path, old, new, hunks)
 
 
 def offences(folder: Path) -> list[str]:

@@ -197,25 +197,20 @@ def inspect(sub: Submodule) -> Report:
 def source(sub: Submodule) -> str:
     """Where the repository answers: a place in OGDM_MIRROR, else its own address."""
     mirror = os.environ.get("OGDM_MIRROR", "").rstrip("/")
+    if mirror and "://" not in mirror:
+        mirror = f"file://{Path(mirror).expanduser().resolve()}"
     owner, name = sub.url.removesuffix(".git").split("/")[-2:]
-    places = [f"{owner}/{name}.git", f"{owner}/{name}", f"{name}.git", name]
-    if mirror and ("://" not in mirror or mirror.startswith("file://")):
-        folder = Path(mirror.removeprefix("file://")).expanduser().resolve()
-        found = [folder / place for place in places if (folder / place).is_dir()]
-        if not found:
-            raise Unreachable(f"{mirror} holds no copy of {sub.url}")
-        return f"file://{found[0]}"
-    why = None
-    for address in [f"{mirror}/{place}" for place in places] if mirror else [sub.url]:
+    places = [f"{mirror}/{path}{end}" for path in (f"{owner}/{name}", name) for end in (".git", "")]
+    for address in places if mirror else [sub.url]:
         try:
-            git.run(*_reading(sub, address), "ls-remote", *_serving(sub, address), address, "HEAD",
+            git.run("ls-remote", *_serving(sub, address), address, "HEAD",
                     cwd=sub.root, network=True, seconds=PROBE_SECONDS)  # fmt: skip
             return address
         except git.GitError as error:
-            why = why or _unreachable(address, error)
+            why = _unreachable(address, error)
             if "seconds" in str(error):  # a host that does not answer once will not answer later
                 break
-    raise why
+    raise Unreachable(f"{mirror} holds no copy of {sub.url}: {why}") if mirror else why
 
 
 def _unreachable(address: str, error: git.GitError) -> Unreachable:
@@ -226,27 +221,19 @@ def _unreachable(address: str, error: git.GitError) -> Unreachable:
     return Unreachable(f"{address}: {reason}")
 
 
-def _local(sub: Submodule, address: str) -> str | None:
-    """The folder behind an address, after the user's own `insteadOf` rules; None for a server."""
-    place = git.text("ls-remote", "--get-url", address, cwd=sub.root)
-    place = place.removeprefix("file://")
-    return place if Path(place).is_absolute() else None
-
-
-def _reading(sub: Submodule, address: str) -> list[str]:
-    return ["-c", "protocol.file.allow=always"] if _local(sub, address) else []
-
-
 def _serving(sub: Submodule, address: str) -> list[str]:
     """Makes a folder serve what GitHub serves: filters, and commits by name.
 
     A mirror on a cluster often belongs to somebody else, hence safe.directory.
     """
-    folder = _local(sub, address)
+    folder = git.text("ls-remote", "--get-url", address, cwd=sub.root)  # after `insteadOf` rules
+    folder = folder.removeprefix("file://")
+    if not Path(folder).is_absolute():
+        return []
     options = ["uploadpack.allowFilter=true", "uploadpack.allowAnySHA1InWant=true",
                f"safe.directory={folder}", f"safe.directory={folder}/.git"]  # fmt: skip
     words = ["git", *(word for option in options for word in ("-c", option)), "upload-pack"]
-    return [f"--upload-pack={shlex.join(words)}"] if folder else []
+    return [f"--upload-pack={shlex.join(words)}"]
 
 
 def fetch(sub: Submodule, address: str) -> None:
@@ -269,25 +256,22 @@ def fetch(sub: Submodule, address: str) -> None:
         "remote.origin.url": address,
         "remote.origin.fetch": "+refs/heads/*:refs/remotes/origin/*",
     }
-    for option in _serving(sub, address):  # blobs are read from there later, too
+    for option in _serving(sub, address):  # the checkout reads blobs from there, too
         settings["remote.origin.uploadpack"] = option.removeprefix("--upload-pack=")
     for key, value in settings.items():
         git.run("--git-dir", git_dir, "config", key, value, cwd=sub.root)
     if sub.name in SPARSE:
         sub.git("sparse-checkout", "set", "--no-cone", *SPARSE[sub.name])
-
-    def over_the_network(*words: str) -> None:
-        git.run(*_reading(sub, address), *words, cwd=sub.path, network=True, seconds=FETCH_SECONDS)
-
+    remote = {"cwd": sub.path, "network": True, "seconds": FETCH_SECONDS}
     get = ("fetch", "--quiet", "--no-tags", "--filter=blob:none")
     try:
         try:
-            over_the_network(*get, "--depth=1", "origin", sub.pin)
+            git.run(*get, "--depth=1", "origin", sub.pin, **remote)
         except git.GitError:  # an old server does not serve a commit by its name, but its branches
-            over_the_network(*get, "origin")
+            git.run(*get, "origin", **remote)
         if git.attempt("cat-file", "-e", sub.pin, cwd=sub.path) is None:
             raise Unreachable(f"{address} does not have the pinned commit {sub.pin}")
-        over_the_network("checkout", "--quiet", "--force", "--detach", sub.pin)
+        git.run("checkout", "--quiet", "--force", "--detach", sub.pin, **remote)
     except git.GitError as error:
         raise _unreachable(address, error) from None
     git.run("submodule", "--quiet", "init", "--", sub.label, cwd=sub.root)
