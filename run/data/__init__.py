@@ -7,7 +7,6 @@ started again: an image is written whole or not at all, and one that exists is n
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -22,6 +21,7 @@ from pathlib import Path
 from PIL import Image
 
 from ogdm_core.files import whole, write_json
+from ogdm_core.flags import Parser
 
 # An image's file name and how to make it; it is only made if the file does not exist yet.
 Job = tuple[str, Callable[[], Image.Image]]
@@ -86,12 +86,9 @@ def reader(source: str | Path, archive: str, folder: str) -> Callable[[str], byt
     return read
 
 
-def parser(name: str, doc: str | None, source: str) -> argparse.ArgumentParser:
+def parser(name: str, doc: str | None, source: str) -> Parser:
     """The command line that all data sets share: SOURCE and FOLDER."""
-    p = argparse.ArgumentParser(
-        prog=f"prepare_data.sh {name}", description=doc,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    p = Parser(prog=f"prepare_data.sh {name}", description=doc)
     p.add_argument("source", type=Path, help=source)
     p.add_argument("folder", type=Path, help="where the images go")
     return p
