@@ -25,7 +25,7 @@ METHOD = (
 )
 
 
-def teaser(args: argparse.Namespace, command: str) -> list[Path]:
+def run_teaser(args: argparse.Namespace, command: str) -> list[Path]:
     """fig1.png and drift.csv."""
     from . import teaser
     from .samples import load_method, shared_noise
@@ -47,7 +47,7 @@ def teaser(args: argparse.Namespace, command: str) -> list[Path]:
     ]
 
 
-def grid(args: argparse.Namespace, command: str) -> list[Path]:
+def run_grid(args: argparse.Namespace, command: str) -> list[Path]:
     """grid-nfeN.png."""
     from . import grids
     from .samples import load_method, shared_noise
@@ -61,7 +61,7 @@ def grid(args: argparse.Namespace, command: str) -> list[Path]:
     return [grids.draw(methods, args.sampler, args.nfe, noise, rows, path, command, args.columns)]
 
 
-def neighbours(args: argparse.Namespace, command: str) -> list[Path]:
+def run_neighbours(args: argparse.Namespace, command: str) -> list[Path]:
     """neighbours.png, neighbours.csv and memorisation.png."""
     if (args.samples is None) == (args.method is None):
         raise ValueError("give either --samples FILE or --method NAME=PATH")
@@ -97,7 +97,7 @@ def neighbours(args: argparse.Namespace, command: str) -> list[Path]:
     ]
 
 
-def diagrams(args: argparse.Namespace, command: str) -> list[Path]:
+def run_diagrams(args: argparse.Namespace, command: str) -> list[Path]:
     """Copies of the drawings in docs/figures."""
     args.out.mkdir(parents=True, exist_ok=True)
     return [
@@ -121,8 +121,8 @@ def parser() -> argparse.ArgumentParser:
     subparsers = main.add_subparsers(dest="figure", required=True, metavar="FIGURE")
     count = number(int, 1)
 
-    def figure(run, summary: str):
-        sub = subparsers.add_parser(run.__name__, help=summary, description=summary)
+    def figure(name: str, run, summary: str):
+        sub = subparsers.add_parser(name, help=summary, description=summary)
         sub.set_defaults(run=run)
         sub.add_argument("--out", type=Path, default=Path("out/figures"), help="(out/figures)")
         return sub.add_argument
@@ -136,7 +136,7 @@ def parser() -> argparse.ArgumentParser:
             help="distances are taken in: pixels (default), a quickstart's classifier .pt, or "
                  "MODULE:NAME, a net of uint8 images [N, 3, H, W]")  # fmt: skip
 
-    add = figure(teaser, "Fig. 1, with the drift of samples over NFE")
+    add = figure("teaser", run_teaser, "Fig. 1, with the drift of samples over NFE")
     sampling(add)
     features(add)
     add("--method", action="append", required=True, help=METHOD)
@@ -146,7 +146,7 @@ def parser() -> argparse.ArgumentParser:
     add("--images", type=count, default=2, help="noises to show (2)")
     add("--drift-images", type=count, default=256, help="noises to measure on (256)")
 
-    add = figure(grid, "qualitative grids with FID and recall")
+    add = figure("grid", run_grid, "qualitative grids with FID and recall")
     sampling(add)
     add("--method", action="append", required=True, help=METHOD)
     add("--sampler", nargs="+", default=["euler", "s-pndm"], help="(euler s-pndm)")
@@ -155,7 +155,7 @@ def parser() -> argparse.ArgumentParser:
     add("--columns", type=count, default=10, help="images per line (10)")
     add("--results", help="results.json with FID and recall for the captions")
 
-    add = figure(neighbours, "nearest training images and memorisation")
+    add = figure("neighbours", run_neighbours, "nearest training images and memorisation")
     sampling(add)
     features(add)
     add("--train", required=True, help="digits, mnist, an .npz or a folder")
@@ -168,7 +168,7 @@ def parser() -> argparse.ArgumentParser:
     add("--images", type=count, default=10, help="samples to show (10)")
     add("--k", type=count, default=3, help="neighbours of each (3)")
 
-    figure(diagrams, "Figs. 2 and 3: two drawings, as SVG")
+    figure("diagrams", run_diagrams, "Figs. 2 and 3: two drawings, as SVG")
     return main
 
 
