@@ -1,36 +1,51 @@
 #!/usr/bin/env bash
-# The paper's Table 1: Euler sampler, FID and recall over NFE, 12 rows on ADM, EDM and LDM.
+# Reproduces a table of the paper: data, training, sampling, scores, by the backbones' own commands.
 #
-# usage: run/reproduce_table1.sh [OPTION...]
+# usage: run/reproduce_tableN.sh [OPTION...] [-- SNAKEMAKE OPTION...]
 #
-# For each row: prepares the data, trains or fine-tunes, samples at each NFE and evaluates, with the
-# backbones' native commands, then writes the table with our numbers beside the paper's. Can be
-# stopped at any time; the same command continues.
+#   run/reproduce_table1.sh    Euler's sampler, 12 rows on ADM, EDM and LDM
+#   run/reproduce_table2.sh    Heun's method, 2 rows on EDM
+#   run/reproduce_table3.sh    S-PNDM and F-PNDM, 16 rows on ADM, EDM and LDM
+#   run/reproduce_table9.sh    stochastic sampler, 4 rows on ADM
+#
+# Writes the table with our numbers beside the paper's. Can be stopped at any time; the same command
+# continues. The jobs are a Snakemake workflow, on this machine or on a cluster (docs/clusters.md).
 #
 #   --rows NAME[,NAME]     rows by name or glob, as in 'cifar10-edm-*'; --list shows them
 #   --nfes N[,N]           network evaluations, as in 10,20
-#   --gpus N               processes a command, one a GPU
-#   --images N             samples a cell (default: 50000)
+#   --images N             samples per cell (default: 50000)
 #   --checkpoint ROW=PATH  sample these weights; no training of that row
+#   --seed N               of training and sampling (default: 0)
+#   --scale smoke          tiny networks on a few digits, on a CPU: shows that every command runs
+#
+#   --gpus N               processes per command, one per GPU
+#   --nodes N              machines per command, with --slurm
+#   --jobs N               commands at a time (default: 1)
+#   --slurm                submit the jobs to Slurm; say the partition after --
 #   --data DIR             where the data sets' archives are (default: data)
 #   --weights FILE         Inception's weights; or --features MODULE:NAME, or --evaluator adm
 #   --out DIR              results (default: out/tables)
-#   --seed N               of training and sampling (default: 0)
-#   --jobs N               stages at a time (default: 1)
 #   --third-party DIR      the patched codebases (default: third_party)
 #
-#   --scale smoke          tiny networks on a few digits, on a CPU: shows that every command runs
 #   --list                 rows and NFEs
-#   --dry-run              every command in full; runs nothing
-#   --plan                 images, evaluations, disk, and hours from a few measured steps
+#   --dry-run              every native command in full; runs nothing
+#   --plan                 images, evaluations, disk, and hours from a few timed steps
+#   --table                the table from what is there now, also while a run goes on
 #
 #   run/reproduce_table1.sh --scale smoke
 #   run/reproduce_table1.sh --rows cifar10-edm-ogdm-ft --gpus 8 --plan
+#   run/reproduce_table1.sh --slurm --gpus 8 -- --default-resources slurm_partition=gpu
 #
 # Needs run/setup.sh once, for the codebases. docs/tables.md has more.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 help_if_asked "$@"
 
-ensure_env adm diffusers edm eval ldm
-exec "$PYTHON" -m run.tables 1 "$@"
+number="$(basename "$0" .sh)"
+number="${number#reproduce_table}"
+case "$number" in # the backbones of its rows, and what scores them; diffusers brings the digits
+  2) ensure_env diffusers edm eval tables ;;
+  9) ensure_env adm diffusers eval tables ;;
+  *) ensure_env adm diffusers edm eval ldm tables ;;
+esac
+exec "$PYTHON" -m run.tables "$number" "$@"

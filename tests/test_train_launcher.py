@@ -13,6 +13,7 @@ import yaml
 
 from ogdm_core.config import OGDMConfig
 from run.train import __main__ as launcher
+from run.train import commands
 from run.train.commands import LDM_FINETUNE, Command, Engine, resumed, sample, train
 from run.train.presets import PRESETS, Preset
 
@@ -127,10 +128,11 @@ def test_several_nodes_use_the_engine_of_the_backbone(monkeypatch):
     command = train(PRESETS["lsun-church-ldm-baseline"], "", OUT, engine=engine)
     assert command.flags["--num_nodes"] == 2 and command.flags["--gpus"].count(",") == 8
     assert command.flags["data.params.batch_size"] == 6
-    with pytest.raises(ValueError, match="--rendezvous HOST:29400"):
-        train(PRESETS["cifar10-edm-baseline"], "x", OUT, engine=Engine(16, 2))
-    monkeypatch.setenv("SLURM_JOB_ID", "1")
-    assert train(PRESETS["cifar10-edm-baseline"], "x", OUT, engine=engine).argv[0] == "srun"
+    monkeypatch.setattr(commands, "slurm_nodes", lambda: ["a", "b"])  # inside a job of Slurm
+    argv = train(PRESETS["cifar10-adm-ogdm"], "x", OUT, engine=Engine(16, 2)).argv
+    assert argv[3:9] == ["-launcher", "slurm", "-hosts", "a,b", "-ppn", "8"]
+    argv = train(PRESETS["cifar10-edm-baseline"], "x", OUT, engine=Engine(16, 2)).argv
+    assert argv[0] == "srun" and "--rdzv_endpoint=a:29400" in argv
     command = train(PRESETS["lsun-church-ldm-baseline"], "", OUT, engine=engine)
     assert "--ntasks-per-node=8" in command.argv
 
@@ -180,6 +182,7 @@ def test_the_printed_line_has_the_users_own_flags_last(capsys):
         ("cifar10-adm-ogdm-ft --data x", "--init ema_0.9999_NNNNNN.pt"),
         ("cifar10-adm-ogdm --data x --gpus 3", "3 does not divide"),
         ("cifar10-adm-ogdm --data x --gpus 4 --nodes 3", "3 does not divide --gpus 4"),
+        ("cifar10-edm-baseline --data x --gpus 4 --nodes 2", "--rendezvous HOST:29400"),
         ("cifar10-adm-ogdm --data x --gpus 0", "give 1 or more"),
         ("cifar10-adm-ogdm --data x --seed 1", "has none"),
         ("cifar10-adm-ogdm", "run/prepare_data.sh makes them"),

@@ -1,25 +1,67 @@
-"""What `--scale smoke` runs on: a few real digits at 32x32, and a small feature net for their FID.
+"""`--scale smoke`: tiny networks for a few steps on a few real digits at 32x32, on a CPU.
 
     python -m run.tables.smoke FOLDER     writes the digits, in the layouts upstreams read
 
+The flags below replace those of the paper's rows, and a small random net takes Inception's place.
 Nothing here says anything about image quality; it is there so that every command can be run.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from ogdm_core.files import write_json
 from run.data import write_images
+from run.train.commands import LDM_BASE, LDM_FINETUNE
+from run.train.presets import Preset
 
 SIZE, COUNT = 32, 96
+FEATURES = "run.tables.smoke:features"
+CONFIG = Path(__file__).with_name("smoke_ldm.yaml")
+# A rate at which three steps leave a mark, and an EMA that follows.
+ADM_NET = {"--image_size": 32, "--num_channels": 32, "--num_res_blocks": 1, "--channel_mult": "1,1",
+           "--attention_resolutions": 16}  # fmt: skip
+ADM = ADM_NET | {"--log_interval": 1, "--lr": "1e-2", "--ema_rate": 0.5}
+EDM = {"--cbase": 8, "--cres": "1,1", "--tick": 1, "--snap": 1, "--dump": 1, "--augment": 0,
+       "--ema": 0, "--lr-rampup": 0}  # fmt: skip
+WIDTH = {"adm": "--ogdm_d_width", "edm": "--ogdm-d-width", "ldm": "model.params.ogdm.d_width"}
+
+
+def small(preset: Preset) -> Preset:
+    """Three steps with a batch of 8; on EDM a thousand images, the least that upstream counts."""
+    batch, images = (200, 1000) if preset.backbone == "edm" else (8, 24)
+    return replace(preset, batch=batch, images=images)
+
+
+def training(preset: Preset, init: str) -> dict[str, Any]:
+    """Flags in place of the row's."""
+    more: dict[str, Any] = dict({"adm": ADM, "edm": EDM, "ldm": {}}[preset.backbone])
+    if preset.backbone == "ldm":
+        tuned = [str(LDM_FINETUNE)] if preset.training == "finetune" else []
+        more = {"--base": (LDM_BASE, *tuned, str(CONFIG))}
+        more |= {} if init else {"model.params.ckpt_path": "null"}
+    return more | ({WIDTH[preset.backbone]: 0.02} if preset.ogdm else {})
+
+
+def folders(preset: Preset, data: str) -> dict[str, str]:
+    """Where LDM's stand-in for LSUN is; the others have a flag of their own for it."""
+    parts = ("train", "validation") if preset.backbone == "ldm" else ()
+    return {f"data.params.{part}.params.folder": data for part in parts}
+
+
+def sampling(preset: Preset, images: int) -> Mapping[str, Any]:
+    """Flags in place of the row's."""
+    return ADM_NET | {"--batch_size": images} if preset.backbone == "adm" else {}
 
 
 def write_digits(folder: Path, count: int = COUNT) -> None:
@@ -39,7 +81,7 @@ def write_digits(folder: Path, count: int = COUNT) -> None:
     jobs = ((name, lambda i=i: picture(i)) for i, name in enumerate(names))
     write_images(folder, jobs, count, {"dataset": "digits", "size": SIZE})
     labels = [[name, int(digits.target[i])] for i, name in enumerate(names)]
-    (folder / "dataset.json").write_text(json.dumps({"labels": labels}) + "\n")
+    write_json(folder / "dataset.json", {"labels": labels})
 
 
 class Digits(torch.utils.data.Dataset):

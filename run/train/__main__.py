@@ -11,7 +11,7 @@ from pathlib import Path
 
 from run.provenance import ROOT
 
-from .commands import Command, Engine, not_ready, resumed, sample, train
+from .commands import Command, Engine, not_ready, resumed, sample, slurm_nodes, train
 from .presets import PRESETS, Preset, get_preset
 
 
@@ -66,6 +66,9 @@ def command(args: argparse.Namespace, preset: Preset) -> Command | None:
         raise ValueError("--data: give the images to train on (run/prepare_data.sh makes them)")
     if preset.backbone == "adm" and args.seed is not None:
         raise ValueError("--seed: guided-diffusion's trainer has none; leave it out")
+    if engine.nodes > 1 and preset.backbone == "edm" and not (args.rendezvous or slurm_nodes()):
+        raise ValueError("--nodes: outside of Slurm say where the nodes meet, --rendezvous "
+                         "HOST:29400, and run the same command on each of them")  # fmt: skip
     data, init = _absolute(args.data), _absolute(args.init)
     made = train(preset, data, out, init, args.seed, engine)
     return resumed(made, preset.backbone, out) if args.resume else made

@@ -31,7 +31,8 @@ SCRIPT = {"adm": "scripts/image_train.py", "edm": "train.py", "ldm": "main.py"}
 # batch sizes are per process; the whole batch is the preset's.)
 PLACES = {"--data_dir", "--init_checkpoint", "--batch_size", "--resume_checkpoint", "--model_path",
           "--outdir", "--data", "--transfer", "--resume", "--network", "--npz", "--gpus",
-          "--num_nodes", "-l", "-r", "data.params.batch_size", "model.params.ckpt_path",
+          "--num_nodes", "--snap", "--dump", "-l", "-r", "data.params.batch_size",
+          "model.params.ckpt_path",
           "data.params.train.params.folder", "data.params.validation.params.folder"}  # fmt: skip
 
 
@@ -113,33 +114,35 @@ class Engine:
         env = {"PYTHONPATH": os.pathsep.join(path)}
         if self.threads:
             env["OMP_NUM_THREADS"] = str(self.threads)
-        launcher = {"adm": self._mpiexec, "edm": self._torchrun, "ldm": self._lightning}[backbone]()
+        launcher = self.launcher(backbone)
         return Command(launcher, script, flags, str(home), env, joined=backbone == "edm")
 
     @property
     def per_node(self) -> int:
         return self.gpus // self.nodes
 
-    def _mpiexec(self) -> tuple[str, ...]:
-        """Hydra finds Slurm's nodes by itself, and others in HYDRA_HOST_FILE."""
-        spread = ("-ppn", str(self.per_node)) if self.nodes > 1 else ()
-        return (beside("mpiexec"), "-n", str(self.gpus), *spread, sys.executable)
+    def launcher(self, backbone: str) -> tuple[str, ...]:
+        """What starts the processes: mpiexec, torchrun, or for LDM python, which starts the others.
 
-    def _torchrun(self) -> tuple[str, ...]:
-        if self.nodes == 1:
+        Inside a job of Slurm on several nodes srun starts the last two on each of them. Elsewhere
+        people do, and mpiexec finds its hosts in HYDRA_HOST_FILE.
+        """
+        several, nodes = self.nodes > 1, slurm_nodes() if self.nodes > 1 else []
+        if backbone == "adm":
+            hosts = ("-launcher", "slurm", "-hosts", ",".join(nodes)) if nodes else ()
+            spread = (*hosts, "-ppn", str(self.per_node)) if several else ()
+            return (beside("mpiexec"), "-n", str(self.gpus), *spread, sys.executable)
+        tasks = 1 if backbone == "edm" else self.per_node
+        srun = ("srun", "--overlap", f"--nodes={self.nodes}", f"--ntasks-per-node={tasks}")
+        srun = srun if nodes else ()
+        if backbone == "ldm":
+            return (*srun, sys.executable)
+        if not several:
             return (beside("torchrun"), "--standalone", f"--nproc_per_node={self.gpus}")
-        meet = ("--rdzv_backend=c10d", f"--rdzv_endpoint={self.rendezvous or first_node()}")
-        return (*self._srun(1), beside("torchrun"), f"--nnodes={self.nodes}",
-                f"--nproc_per_node={self.per_node}", *meet, "--rdzv_id=ogdm")  # fmt: skip
-
-    def _lightning(self) -> tuple[str, ...]:
-        return (*(self._srun(self.per_node) if self.nodes > 1 else ()), sys.executable)
-
-    def _srun(self, tasks: int) -> tuple[str, ...]:
-        """Starts a program on every node of the Slurm job around us; elsewhere people do."""
-        if "SLURM_JOB_ID" not in os.environ:
-            return ()
-        return ("srun", "--overlap", f"--nodes={self.nodes}", f"--ntasks-per-node={tasks}")
+        meet = self.rendezvous or (f"{nodes[0]}:29400" if nodes else "FIRST_NODE:29400")
+        return (*srun, beside("torchrun"), f"--nnodes={self.nodes}",
+                f"--nproc_per_node={self.per_node}", "--rdzv_backend=c10d",
+                f"--rdzv_endpoint={meet}", "--rdzv_id=ogdm")  # fmt: skip
 
 
 def beside(name: str) -> str:
@@ -148,14 +151,16 @@ def beside(name: str) -> str:
     return str(path) if path.exists() else name
 
 
-def first_node() -> str:
-    """HOST:PORT on the first node of the Slurm job around us."""
-    nodes = os.environ.get("SLURM_JOB_NODELIST", "")
-    if not nodes:
-        raise ValueError("--nodes: outside of Slurm say where the nodes meet, --rendezvous "
-                         "HOST:29400, and run the same command on each of them")  # fmt: skip
-    shown = subprocess.run(["scontrol", "show", "hostnames", nodes], capture_output=True, text=True)
-    return f"{shown.stdout.split()[0]}:29400"
+def slurm_nodes() -> list[str]:
+    """The nodes of the Slurm job around us; empty outside of one."""
+    job = os.environ.get("SLURM_JOB_ID")
+    if not job:
+        return []
+    # SLURM_JOB_NODELIST is not among the variables that Snakemake's plugin hands down.
+    ask = ["squeue", "--noheader", f"--jobs={job}", "--format=%N"]
+    nodes = subprocess.run(ask, capture_output=True, text=True, check=True).stdout.split()
+    ask = ["scontrol", "show", "hostnames", *nodes]
+    return subprocess.run(ask, capture_output=True, text=True, check=True).stdout.split()
 
 
 # ---- training -----------------------------------------------------------------------------------
@@ -181,12 +186,9 @@ def _ogdm(preset: Preset) -> dict[str, str]:
     """Every setting of the method by name, so that the printed line means the same tomorrow."""
     if not preset.ogdm:
         return {}
-    from ogdm_core.config import OGDMConfig
+    from ogdm_core import OGDMConfig, flags  # not above: it imports torch
 
-    config = OGDMConfig(projection=preset.projection, k=preset.k, gamma=preset.gamma)
-    text = {n: ",".join(map(str, v)) if isinstance(v, tuple | list) else str(v)
-            for n, v in config.to_dict().items()}  # fmt: skip
-    return {"ogdm": "True"} | {f"ogdm_{name}": value for name, value in text.items()}
+    return flags.to_flags(OGDMConfig(projection=preset.projection, k=preset.k, gamma=preset.gamma))
 
 
 ADM_MODEL = {
@@ -196,7 +198,8 @@ ADM_MODEL = {
 }  # fmt: skip
 
 
-def _adm_model(preset: Preset) -> dict[str, Any]:
+def adm_model(preset: Preset) -> dict[str, Any]:
+    """The network and the diffusion of a row, in guided-diffusion's flags."""
     size, dropout = {"cifar10": (32, 0.1), "celeba64": (64, 0.0)}[preset.dataset]
     return {"--class_cond": preset.conditional, "--image_size": size, **ADM_MODEL,
             "--dropout": dropout}  # fmt: skip
@@ -211,7 +214,7 @@ def _train_adm(preset: Preset, engine: Engine, data, out, init, seed) -> dict[st
         raise ValueError(f"{preset.name} fine-tunes: give the baseline's EMA weights with --init "
                          "ema_0.9999_NNNNNN.pt")  # fmt: skip
     return {
-        "--data_dir": data, **_adm_model(preset), "--schedule_sampler": "uniform", "--lr": "1e-4",
+        "--data_dir": data, **adm_model(preset), "--schedule_sampler": "uniform", "--lr": "1e-4",
         "--ema_rate": "0.9999", "--batch_size": preset.batch // engine.gpus,
         "--lr_anneal_steps": preset.steps, **({"--init_checkpoint": init} if init else {}),
         **{f"--{name}": value for name, value in _ogdm(preset).items()},
@@ -322,7 +325,7 @@ def sample(
     discretisation = DISCRETISATION[preset.dataset, preset.backbone].get(sampler, "linear")
     if preset.backbone == "adm":
         script = "scripts/image_sample.py"
-        flags = {"--model_path": model, **_adm_model(preset), "--num_samples": images,
+        flags = {"--model_path": model, **adm_model(preset), "--num_samples": images,
                  "--batch_size": 250, "--seed": seed, "--sampler": sampler, "--nfe": nfe,
                  "--discretization": discretisation}  # fmt: skip
     elif preset.backbone == "edm":  # it has one discretisation, and one seed per image

@@ -1,0 +1,175 @@
+"""What a run costs: images, evaluations, disk, and hours from a few steps timed on this machine.
+
+`--plan` starts run.tables.measure for each network, since each codebase brings modules that the
+others must not see, and keeps the times: a scheduler is told how long a job will take.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from ogdm_core.files import write_json
+from run.train import commands
+from run.train.presets import Preset
+
+from . import check
+from .jobs import Job, Options, Row, chain, module
+
+# Minutes and MB of memory (per process) of jobs that were not timed.
+MINUTES = {"data": 240, "train": 7 * 1440, "sample": 1440, "score": 240}
+MEMORY = {"data": 8_000, "train": 24_000, "sample": 24_000, "score": 48_000}
+
+
+def resources(options: Options) -> Callable[[Job], dict[str, Any]]:
+    """What a scheduler is told about a job; `runtime` is in minutes."""
+    file = options.out / "measured.json"
+    times = json.loads(file.read_text()) if file.is_file() else {}
+
+    def of(job: Job) -> dict[str, Any]:
+        if options.smoke:
+            return {"cpus_per_task": max(1, options.engine.threads), "mem_mb": 2_000, "runtime": 30}
+        processes = job.engine.gpus if job.engine else 1
+        nodes = job.engine.nodes if job.engine else 1
+        seconds = job_seconds(options, job, times)
+        found: dict[str, Any] = {
+            "cpus_per_task": 8 if nodes > 1 else 8 * processes, "nodes": nodes,
+            "mem_mb": MEMORY[job.kind] * processes // nodes,
+            "runtime": round(seconds / 60 * 1.5) + 60 if seconds else MINUTES[job.kind],
+        }  # fmt: skip
+        if job.kind != "data":
+            found["gpu"] = processes
+        if nodes > 1:  # snakemake then leaves starting processes on the nodes to the command
+            per_node = processes // nodes
+            found |= {"mpi": "srun"} | (
+                {"tasks_per_node": per_node} if per_node > 1 else {"tasks": nodes}
+            )
+        return found
+
+    return of
+
+
+# ---- multiplying out ----------------------------------------------------------------------------
+
+
+def network_of(preset: Preset) -> str:
+    """Presets with the same network are timed once."""
+    return f"{preset.dataset}-{preset.backbone}{'-cond' * preset.conditional}"
+
+
+def job_seconds(options: Options, job: Job, times: dict[str, Any]) -> float:
+    """Estimated seconds of a training or a sampling; 0 if its network was not timed.
+
+    On a CPU no more processes run side by side than there are cores for.
+    """
+    if job.kind not in ("train", "sample") or not job.preset or not job.engine:
+        return 0.0
+    step = times.get(network_of(job.preset))
+    if not isinstance(step, dict):
+        return 0.0
+    ranks = job.engine.gpus
+    if step["device"] == "cpu":
+        ranks = min(ranks, max(1, (os.cpu_count() or 1) // step["threads"]))
+    if job.kind == "train":
+        image = step["train"].get(job.preset.projection or "none", 0.0) + step["encode"]
+        return job.preset.images * image / ranks
+    return options.samples * (job.nfe * step["evaluate"] + step["decode"]) / ranks
+
+
+def times_of(options: Options, jobs: list[Job], say: Callable[[str], Any]) -> dict[str, Any]:
+    """Times every network that these jobs have, {network: times, or a text why not}; keeps them."""
+    wanted: dict[str, set[str]] = {}
+    first: dict[str, Preset] = {}
+    for job in jobs:
+        if job.preset:
+            found = wanted.setdefault(network_of(job.preset), set())
+            first.setdefault(network_of(job.preset), job.preset)
+            found |= {job.preset.projection or "none"} if job.kind == "train" else set()
+    times = {}
+    for network, projections in wanted.items():
+        say(f"timing a few steps of {network}'s network")
+        times[network] = _times(options, first[network], projections)
+    if times:
+        write_json(options.out / "measured.json", times)
+    return times
+
+
+def _times(options: Options, preset: Preset, projections: set[str]) -> dict | str:
+    if problem := commands.not_ready(preset.backbone, options.engine.third_party):
+        return f"not timed: {problem}"
+    flags = {"--third-party": options.engine.third_party,
+             "--projections": ",".join(sorted(projections))}  # fmt: skip
+    command = module("run.tables.measure", preset.name, **flags)
+    done = subprocess.run(command.argv, env=os.environ | dict(command.env), capture_output=True,
+                          text=True)  # fmt: skip
+    if done.returncode:
+        return f"not timed: {(done.stderr.strip().splitlines() or ['?'])[-1]}"
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def duration(seconds: float) -> str:
+    """As people say it: 45 s, 12 min, 3.2 h, 5.1 days."""
+    for size, unit in ((86_400, "days"), (3_600, "h")):
+        if seconds >= 1.5 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
+
+
+def print_plan(options: Options, rows: list[Row], say: Callable[[str], Any] = print) -> None:
+    """What is left to do, per row, and how the hours were found.
+
+    A training that several rows share is counted for the first of them.
+    """
+    left = chain((job for row in rows for job in row.scores.values()), pending=True)
+    if options.smoke:
+        total = len(chain(job for row in rows for job in row.scores.values()))
+        say(f"smoke run: {len(left)} of {total} commands left, some seconds each, {options.jobs} "
+            f"at a time; {check.SMOKE_GB:.0f} GB at most")  # fmt: skip
+        return
+    times = times_of(options, left, lambda text: print(text, file=sys.stderr))
+    say(f"Left to do for Table {options.number}, {options.engine.gpus} process(es) per command")
+    line = "{:<34} {:>16} {:>14} {:>12} {:>10} {:>10}".format
+    say(line("row", "trains on", "samples", "evaluations", "training", "sampling"))
+    seen: set[str] = set()
+    totals = {"train": 0.0, "sample": 0.0}
+    for row in rows:
+        jobs = [job for job in row.chain(pending=True) if job.key not in seen]
+        seen |= {job.key for job in jobs}
+        seconds = {kind: [job_seconds(options, j, times) for j in jobs if j.kind == kind]
+                   for kind in totals}  # fmt: skip
+        known = {kind: duration(sum(s)) if all(s) else "?" for kind, s in seconds.items()}
+        totals = {kind: totals[kind] + sum(seconds[kind]) for kind in totals}
+        images = sum(job.preset.images for job in jobs if job.kind == "train")
+        cells = [job.nfe for job in jobs if job.kind == "sample"]
+        say(line(row.name, f"{images / 1e6:g}M images" if images else "–",
+                 f"{len(cells)} x {options.samples:,}", f"{options.samples * sum(cells) / 1e6:g}M",
+                 known["train"], known["sample"]))  # fmt: skip
+        for job in jobs:
+            if job.kind == "train" and job.row != row.preset.name:
+                say(f"    with the training of {job.row}")
+    disk = check.disk_gb(options, rows)
+    parts = ", ".join(f"{name} {size:.0f}" for name, size in disk.items())
+    say(f"disk: {sum(disk.values()):.0f} GB in all, done or not ({parts})")
+    if all(isinstance(step, dict) for step in times.values()):
+        say(f"time: {duration(totals['train'])} of training, {duration(totals['sample'])} of "
+            "sampling; without evaluation and data")  # fmt: skip
+    for network, step in times.items():
+        say(f"{network}: {_told(step)}")
+
+
+def _told(m: dict | str) -> str:
+    if isinstance(m, str):
+        return m
+    steps = ", ".join(f"{name} {value:.3g} s" for name, value in m["train"].items())
+    clock = " (processor time)" if m["device"] == "cpu" else ""
+    coder = f"; autoencoder {m['encode']:.3g} s in, {m['decode']:.3g} s out" if m["encode"] else ""
+    return (
+        f"timed on {m['device']}{clock}, {m['threads']} thread(s), the row's own network "
+        f"({m['parameters'] / 1e6:.1f}M parameters), {m['repeats']} steps of batch {m['batch']}, "
+        f"scaled by the number of images: an image's evaluation {m['evaluate']:.3g} s; "
+        f"its training step {steps or 'not needed'}{coder}"
+    )

@@ -1,0 +1,133 @@
+"""Runs one job of a plan: `python -m run.tables.job PLAN JOB`. The Snakefile's rules call it.
+
+In the job's folder are `log.txt` (the command and all it prints), `done.json` once it is done (with
+command, versions, commit and seconds), and `state.json` until then. A training goes on from its own
+last checkpoint. One process at a time works in a folder; a second one waits, and finds it done.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from run.provenance import commit, versions
+from run.train.commands import Command, Engine, newest, resumed
+
+PACKAGES = ("torch", "numpy", "scipy", "pytorch-lightning", "mpi4py", "torch-fidelity", "snakemake")
+GRACE = 15  # seconds that a command gets to end by itself after a signal
+SCRAP = "images"  # folder of the images as single files, which the npz holds as well
+
+
+class Failed(Exception):
+    """The job cannot be done; its text says why."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit status 0 once the job is done, by this process or by another one."""
+    plan, name = argv or sys.argv[1:]
+    job = json.loads(Path(plan).read_text())["jobs"][name]
+    folder = Path(job["folder"])
+    folder.mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as a cluster ends a job
+    # The command inherits the lock: where this process is killed, and not the command, a second
+    # attempt waits for its end.
+    with (folder / ".lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if (folder / "done.json").exists():
+            return 0
+        try:
+            run(job, folder, lock.fileno())
+        except (Failed, OSError) as error:
+            note(folder, status="failed", reason=f"{error}; see {folder / 'log.txt'}")
+            print(f"error: {name}: {error}", file=sys.stderr)
+            return 1
+        except KeyboardInterrupt:
+            note(folder, status="stopped", reason="stopped by a signal")
+            return 130
+    return 0
+
+
+def run(job: dict[str, Any], folder: Path, lock: int) -> None:
+    """Runs the job's command and leaves done.json; raises Failed."""
+    started, began = datetime.now(timezone.utc).isoformat(timespec="seconds"), time.monotonic()
+    command = command_of(job, folder)
+    note(folder, status="running", host=socket.gethostname(), since=started)
+    if command is not None:
+        status = call(command, folder / "log.txt", lock)
+        if status:
+            raise Failed(f"exit status {status}")
+    output = Path(job["output"])
+    if job["found"]:
+        made = newest(folder, job["found"])
+        if made is None:
+            raise Failed(f"the command ended well, but made no {job['found']}")
+        output.unlink(missing_ok=True)
+        output.symlink_to(made.relative_to(folder))
+    if not output.exists():
+        raise Failed(f"the command ended well, but made no {output}")
+    if job["kind"] == "sample":
+        shutil.rmtree(folder / SCRAP, ignore_errors=True)
+    record = {name: job[name] for name in ("name", "kind", "key", "settings", "inputs", "output")}
+    seconds = round(time.monotonic() - began, 2)
+    record |= {"command": str(command or ""), "started": started, "seconds": seconds}
+    record |= {"commit": commit(), "versions": versions(PACKAGES)}
+    write(folder / "done.json", record)
+    (folder / "state.json").unlink(missing_ok=True)
+
+
+def command_of(job: dict[str, Any], folder: Path) -> Command | None:
+    """The job's command on these nodes, from its last checkpoint; None: nothing is to be done."""
+    if job["command"] is None:
+        return None
+    command = Command(**job["command"])
+    if job["engine"] and job["engine"]["nodes"] > 1:  # their names are known only now
+        command = replace(command, launcher=Engine(**job["engine"]).launcher(job["backbone"]))
+    return resumed(command, job["backbone"], folder) if job["kind"] == "train" else command
+
+
+def call(command: Command, log: Path, lock: int) -> int:
+    """Runs a command with all its output in the log; ends it if this process is to end."""
+    with log.open("ab", buffering=0) as file:
+        file.write(f"\n$ {command}\n".encode())
+        process = subprocess.Popen(
+            command.argv, cwd=command.cwd, env=os.environ | dict(command.env), stdout=file,
+            stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, pass_fds=(lock,),
+        )  # fmt: skip
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+                process.send_signal(number)
+                try:
+                    process.wait(GRACE)
+                    break
+                except subprocess.TimeoutExpired:
+                    continue
+            raise
+
+
+def note(folder: Path, **state: str) -> None:
+    """What the table says about a job that is not done."""
+    write(folder / "state.json", state)
+
+
+def write(path: Path, value: Any) -> None:
+    """A JSON file, whole or not at all. (ogdm_core.files would import torch in every job.)"""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part.write_text(json.dumps(value, indent=1) + "\n")
+    os.replace(part, path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

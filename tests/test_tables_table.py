@@ -1,0 +1,149 @@
+"""The files of a table, from rows as if they had run; the images that smoke runs are made of."""
+
+import csv
+import json
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from run.tables import __main__ as cli
+from run.tables import paper, reference, smoke, table
+from run.tables.jobs import Options, Planner, Row, chain
+
+
+@pytest.fixture
+def options(tmp_path) -> Options:
+    return Options(1, out=tmp_path / "out", data=tmp_path / "data")
+
+
+def finished(options: Options, stop: str = "") -> list[Row]:
+    """Rows as if they had run, but for the job called `stop` and what needs it."""
+    rows = Planner(options).rows()
+    done = set()
+    for i, job in enumerate(chain(job for row in rows for job in row.scores.values())):
+        job.folder.mkdir(parents=True)
+        if job.name == stop:
+            failed = {"status": "failed", "reason": "exit status 9"}
+            (job.folder / "state.json").write_text(json.dumps(failed))
+        if job.name == stop or not {need.key for need in job.needs} <= done:
+            continue
+        done.add(job.key)
+        job.output.parent.mkdir(parents=True, exist_ok=True)
+        scores = {"fid": 10 + i / 7, "recall": 0.5 + i / 1000, "sample_images": 50_000}
+        job.output.write_text(json.dumps(scores))
+        job.marker.write_text(json.dumps({"output": str(job.output), "command": "native"}))
+    return rows
+
+
+def results(options: Options, stop: str = "") -> dict:
+    rows = finished(options, stop)
+    return table.collect(options, rows, "run/reproduce_table1.sh --rows x")
+
+
+@pytest.mark.parametrize("number", cli.REPRODUCED)
+def test_every_table_is_written_in_every_format(options, number):
+    found = results(replace(options, number=number))
+    files = table.write_all(found, options.out)
+    assert [file.suffix for file in files] == [".json", ".csv", ".md", ".tex", ".png"]
+    cells = [cell for row in found["rows"] for cell in row["cells"]]
+    lines = list(csv.DictReader((options.out / f"table{number}.csv").open()))
+    assert len(lines) == len(cells) == len(paper.table(number).rows)
+    for row, line in zip(paper.table(number).rows, lines, strict=True):
+        assert (line["row"], line["nfe"], line["paper_fid"]) == (
+            row.row, str(row.nfe), row.fid_text or "")  # fmt: skip
+        assert (line["status"] == "done") == (row.fid is not None)
+    markdown = files[2].read_text()
+    assert sum(line.startswith("|") for line in markdown.splitlines()) == 2 + len(found["rows"])
+    assert "run/reproduce_table1.sh --rows x" in markdown and found["commit"] in markdown
+    assert files[4].read_bytes().startswith(b"\x89PNG") and files[4].stat().st_size > 10_000
+    assert json.loads(files[0].read_text())["rows"] == found["rows"]
+    balanced(files[3].read_text(), len(found["rows"]))
+
+
+def balanced(tex: str, rows: int) -> None:
+    text = re.sub(r"(?m)^%.*$", "", tex)
+    assert text.count("{") == text.count("}")
+    assert text.count(r"\begin{") == text.count(r"\end{") == 2
+    spec = re.search(r"\\begin\{tabular\}\{(\w+)\}", text)[1]
+    body = [line for line in text.splitlines() if line.rstrip().endswith(r"\\")]
+    assert len(body) == 2 + 2 * rows
+    for line in body[1:]:
+        assert line.count("&") == len(spec) - 1, line
+    assert text.count(r"\multirow") >= 1 and r"\bottomrule" in text
+
+
+def test_latex_is_bold_where_ours_is_best(options):
+    found = results(replace(options, number=2))
+    tex = table.to_latex(found)
+    fids = [row["cells"][0]["fid"] for row in found["rows"]]
+    assert rf"\textbf{{{min(fids):.2f}}}" in tex and rf"\textbf{{{max(fids):.2f}}}" not in tex
+    assert r"\textcolor{gray}{2.07}" in tex
+
+
+def test_a_failed_job_is_named_in_the_table(options):
+    found = results(replace(options, rows=("cifar10-adm-*",)), "cifar10-adm-ogdm.train")
+    failed = {row["row"]: row["failed"] for row in found["rows"]}
+    assert failed["cifar10-adm-ogdm"]["job"] == "cifar10-adm-ogdm.train"
+    assert failed["cifar10-adm-baseline"] is None
+    for text in (table.to_markdown(found), table.to_latex(found), table.to_csv(found)):
+        assert "cifar10-adm-ogdm.train" in text
+    assert "exit status 9" in table.to_markdown(found)
+    assert "OGDM (stopped)" in table.to_markdown(found)
+
+
+def test_a_table_is_written_without_samples_that_were_deleted(options):
+    options = replace(options, rows=("cifar10-adm-baseline",), nfes=(10,))
+    rows = finished(options)
+    rows[0].samples[10].output.unlink()
+    found = table.collect(options, rows, "x")
+    (cell,) = [cell for cell in found["rows"][0]["cells"] if cell["nfe"] == 10]
+    assert cell["status"] == "done" and cell["commands"] == ["native"]
+    assert rows[0].chain(pending=True) == []
+
+
+def test_a_table_can_be_written_at_any_time(options, capsys):
+    finished(options, "cifar10-adm-baseline.euler-25.sample")
+    argv = ["1", "--table", "--out", str(options.out), "--data", str(options.data)]
+    assert cli.main([*argv, "--rows", "cifar10-adm-baseline"]) == 0
+    assert "failed (7.08 / 0.583)" in capsys.readouterr().out
+    assert (options.out / "table1.md").is_file()
+
+
+def test_a_smoke_table_says_what_its_numbers_are_worth(options):
+    found = results(replace(options, smoke=True, rows=("cifar10-adm-baseline",)))
+    for text in (table.to_markdown(found), table.to_latex(found), table.to_csv(found)):
+        assert "mean nothing" in text
+
+
+# ---- images -------------------------------------------------------------------------------------
+
+
+def test_digits_carry_their_labels_in_both_ways(tmp_path):
+    smoke.write_digits(tmp_path / "images", count=20)
+    labels = dict(json.loads((tmp_path / "images" / "dataset.json").read_text())["labels"])
+    files = sorted(p.name for p in (tmp_path / "images").glob("*.png"))
+    assert sorted(labels) == files and len(files) == 20
+    assert all(int(name.split("_")[0]) == label for name, label in labels.items())
+    image = smoke.Digits(str(tmp_path / "images"), count=3)[0]["image"]
+    assert image.shape == (32, 32, 3) and image.min() >= -1 and 0 < image.max() <= 1
+    images = torch.from_numpy(((image + 1) * 127.5).round().astype("uint8")).permute(2, 0, 1)
+    features = smoke.features(torch.stack([images, 255 - images]))
+    assert features.shape == (2, 8) and not torch.allclose(features[0], features[1])
+    assert torch.equal(features, smoke.features(torch.stack([images, 255 - images])))
+
+
+def test_reference_images_are_central_squares(tmp_path):
+    pixels = np.zeros((20, 41, 3), dtype=np.uint8)
+    pixels[:, 10:30] = 200
+    (tmp_path / "lsun" / "churches").mkdir(parents=True)
+    Image.fromarray(pixels).save(tmp_path / "lsun" / "churches" / "a.png")
+    (tmp_path / "lsun" / reference.LIST).write_text("a.png\n")
+    reference.main([str(tmp_path / "lsun"), str(tmp_path / "out"), "--size", "10"])
+    with Image.open(tmp_path / "out" / "000000.png") as image:
+        assert image.size == (10, 10) and np.asarray(image).min() == 200
+    with pytest.raises(SystemExit, match="church_outdoor_train.txt"):
+        reference.main([str(tmp_path), str(tmp_path / "out")])
