@@ -25,6 +25,8 @@ FIRST_STAGE = "models/first_stage_models/kl-f8/model.ckpt"
 def problems(options: Options, rows: list[Row]) -> list[str]:
     """One line per problem, each saying what to do; empty if a run may start."""
     found = _settings(options, rows) + _checkpoints(options)
+    if importlib.util.find_spec("snakemake") is None:
+        found.append("snakemake cannot be imported; pip install -e '.[tables]' brings it")
     for backbone in dict.fromkeys(row.preset.backbone for row in rows):
         found += _upstream(options, backbone)
     if not options.smoke:
