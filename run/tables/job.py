@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def run(job: dict[str, Any], folder: Path, lock: int) -> None:
     """Runs the job's command and leaves done.json; raises Failed."""
-    started, began = datetime.now(timezone.utc).isoformat(timespec="seconds"), time.monotonic()
+    started, began = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
     command = command_of(job, folder)
     note(folder, status="running", host=socket.gethostname(), since=started)
     if command is not None:

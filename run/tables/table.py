@@ -7,7 +7,7 @@ import csv
 import io
 import json
 import textwrap
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ def collect(options: Options, rows: list[Row], command: str) -> dict[str, Any]:
         "samples": options.samples,
         "seed": options.seed,
         "command": command,
-        "written": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "written": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": commit(),
         "versions": versions(PACKAGES),
         "rows": [_row(row) for row in rows],
