@@ -9,29 +9,45 @@ losses         L_emission, L_D, R1
 observer       Observer: owns D, adds the emission term, updates D
 """
 
-from .config import OGDMConfig
-from .discriminator import Discriminator, LightDiscriminator
-from .observer import Observer, training_loss
-from .samplers import SAMPLERS, sample, steps_for_nfe
-from .schedule import DISCRETISATIONS, DiscreteVP, KarrasVE, RectifiedFlow, Schedule
-from .solvers import project, step
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .config import OGDMConfig as OGDMConfig
+    from .discriminator import Discriminator as Discriminator
+    from .discriminator import LightDiscriminator as LightDiscriminator
+    from .observer import Observer as Observer
+    from .observer import training_loss as training_loss
+    from .samplers import SAMPLERS as SAMPLERS
+    from .samplers import sample as sample
+    from .samplers import steps_for_nfe as steps_for_nfe
+    from .schedule import DISCRETISATIONS as DISCRETISATIONS
+    from .schedule import DiscreteVP as DiscreteVP
+    from .schedule import KarrasVE as KarrasVE
+    from .schedule import RectifiedFlow as RectifiedFlow
+    from .schedule import Schedule as Schedule
+    from .solvers import project as project
+    from .solvers import step as step
 
 __version__ = "0.2.0"
 
-__all__ = [
-    "DISCRETISATIONS",
-    "SAMPLERS",
-    "DiscreteVP",
-    "Discriminator",
-    "KarrasVE",
-    "LightDiscriminator",
-    "OGDMConfig",
-    "Observer",
-    "RectifiedFlow",
-    "Schedule",
-    "project",
-    "sample",
-    "step",
-    "steps_for_nfe",
-    "training_loss",
-]
+# Imported on first use: config, flags and files need no torch, so that a command can refuse a wrong
+# flag before it is imported, or even installed.
+_HOMES = {
+    "config": ("OGDMConfig",),
+    "discriminator": ("Discriminator", "LightDiscriminator"),
+    "observer": ("Observer", "training_loss"),
+    "samplers": ("SAMPLERS", "sample", "steps_for_nfe"),
+    "schedule": ("DISCRETISATIONS", "DiscreteVP", "KarrasVE", "RectifiedFlow", "Schedule"),
+    "solvers": ("project", "step"),
+}
+__all__ = [name for names in _HOMES.values() for name in names]
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -29,6 +29,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 help_if_asked "$@"
 
 [ $# -ge 2 ] || die "usage: run/evaluate.sh REFERENCE SAMPLES [OPTION...]; --help has more"
+check_arguments run.evaluate "$@"
 ensure_env eval
 case " $* " in
   *" --evaluator adm "* | *" --evaluator=adm "*) ensure_upstream guided-diffusion ;;

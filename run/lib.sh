@@ -56,18 +56,19 @@ setup_tool() {
   "$python" "$ROOT/run/setup" "$@"
 }
 
-# check_arguments MODULE ARG...: calls MODULE.arguments(ARGS), which parses them; --help and errors end
-# the script here, before anything is installed. A module that imports packages which are not there
-# yet is not asked; keep the imports that its work needs inside the functions that do it.
+# check_arguments PACKAGE ARG...: parses ARGs as PACKAGE.__main__ does; --help and errors end the script
+# here, before anything is installed. A module that imports packages which are not there yet is not
+# asked, so keep the imports that its work needs inside the functions that do it.
 check_arguments() {
   local python status=0 go_on=64 # --help ends with status 0, so "go on" has one of its own
   python="$(base_python)" || exit 1
   PYTHONPATH="$ROOT" "$python" -c "
 import importlib, sys
 try:
-    parse = importlib.import_module(sys.argv[1]).arguments
+    module = importlib.import_module(sys.argv[1] + '.__main__')
 except ModuleNotFoundError:
     sys.exit($go_on)
+parse = getattr(module, 'parse', None) or module.parser().parse_args
 parse(sys.argv[2:])
 sys.exit($go_on)" "$@" || status=$?
   [ "$status" = "$go_on" ] || exit "$status"

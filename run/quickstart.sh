@@ -25,5 +25,6 @@ for arg in "$@"; do
     mnist | --data=mnist) extras+=(mnist) ;;
   esac
 done
+check_arguments run.quickstart "$@"
 ensure_env "${extras[@]}"
 exec "$PYTHON" -m run.quickstart "$@"

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import venv
 from pathlib import Path
 
 import pytest
@@ -249,10 +250,12 @@ def test_no_python_is_explained(tmp_path):
     ],
 )
 def test_arguments_are_checked_before_an_install(tmp_path, module, arguments, code, said):
-    (tmp_path / "heavy.py").write_text("import a_package_that_setup_would_install\n")
-    (tmp_path / "light.py").write_text(
-        "import argparse\ndef arguments(argv): return argparse.ArgumentParser().parse_args(argv)\n"
-    )
+    for package, text in {
+        "heavy": "import a_package_that_setup_would_install",
+        "light": "import argparse; parser = argparse.ArgumentParser",
+    }.items():
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__main__.py").write_text(text)
     script = f"""
         source run/lib.sh; ROOT={tmp_path}
         check_arguments {module} {arguments}
@@ -262,3 +265,19 @@ def test_arguments_are_checked_before_an_install(tmp_path, module, arguments, co
     assert done.returncode == code
     assert said in done.stdout + done.stderr
     assert ("went on" in done.stdout) == (said == "went on")
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "said"),
+    [
+        ("quickstart.sh", ["--steps", "many"], "--steps"),
+        ("evaluate.sh", ["a.npz", "b.npz", "--batch", "many"], "--batch"),
+    ],
+)
+def test_a_wrong_argument_is_refused_without_any_package(script, arguments, said, tmp_path):
+    """With the standard library alone, as on a fresh machine."""
+    venv.create(tmp_path, symlinks=True)
+    bare = str(tmp_path / "bin" / "python")
+    done = bash(f"run/{script} {' '.join(arguments)}", OGDM_PYTHON=bare, PYTHONPATH="")
+    assert done.returncode == 2
+    assert said in done.stderr
