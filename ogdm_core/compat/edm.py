@@ -29,7 +29,7 @@ def install() -> None:
     _load_training_states()
     if not torch.cuda.is_available():
         _start_gloo()
-        _forget_peak_memory()
+        _ignore_peak_memory()
         _run_ddp_without_device_ids()
         _do_not_mention_pinned_memory()
 
@@ -109,7 +109,7 @@ def _start_gloo() -> None:
     distributed.init = init
 
 
-def _forget_peak_memory() -> None:
+def _ignore_peak_memory() -> None:
     """The status line resets a counter of GPU memory, which a CPU build of torch does not have."""
     torch.cuda.reset_peak_memory_stats = lambda device=None: None
 

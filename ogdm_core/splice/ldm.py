@@ -101,7 +101,7 @@ class ObservedModel(Upstream):
             print_once(f"OGDM: a new discriminator, {self.ogdm.to_dict()}")
 
     def configure_callbacks(self) -> list:
-        """What upstream's own resume loses: see `resume_ldm`."""
+        """Adds the callback that makes resume exact."""
         from .resume_ldm import ExactResume
 
         return [ExactResume()]

@@ -1,4 +1,4 @@
-"""Resume to the bit. What a checkpoint of upstream's own loses, and this callback keeps:
+"""Exact resume of CompVis/latent-diffusion. Upstream's checkpoints lack, and this callback saves:
 
     random state    of torch, numpy and Python on every rank: a resumed run would repeat the noise
                     of the first epoch

@@ -36,7 +36,7 @@ class Sampling:
         parser.add_argument("--num_classes", type=int, default=0, metavar="INT",
                             help="draw labels below this; upstream draws below 1000 on any data "
                                  "set")  # fmt: skip
-        # None tells "not given" from "True": clipping is upstream's default, not the samplers'.
+        # None means "not given": clipping is upstream's default, not the samplers'.
         parser.set_defaults(clip_denoised=None)
 
     def labels(self, classes: Tensor) -> Tensor:

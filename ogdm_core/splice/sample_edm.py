@@ -14,7 +14,6 @@ from .sampling import Collection, click_options
 
 __all__ = ["Collection", "few_steps", "generate_options"]
 
-# The flags after these are upstream's own sampler's.
 generate_options = click_options(
     ("sampler", "nfe", "npz"),
     own=("num_steps", "solver", "discretization", "schedule", "scaling", "S_churn", "S_min",
