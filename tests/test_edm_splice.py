@@ -229,6 +229,9 @@ def generate(*args):
         (["--sampler=ddim", "--nfe=10"], "s-pndm"),
         (["--sampler=euler", "--nfe=5", "--steps=5"], "--steps"),
         (["--sampler=euler", "--nfe=5", "--S_churn=1"], "--S_churn"),
+        (["--sampler=euler", "--guide-weight=2"], "--guide-weight needs --guide"),
+        (["--sampler=euler", "--guide=nowhere"], "no file nowhere"),
+        ([f"--guide={__file__}"], "--guide needs --sampler"),
     ],
 )
 def test_contradictory_sampler_flags_are_refused(args, message):

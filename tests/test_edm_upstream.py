@@ -11,6 +11,7 @@ import torch
 from edm_tiny import OGDM, ROOT, TINY, differences, digits, run, state, stats
 
 from ogdm_core import OGDMConfig
+from ogdm_core.guidance import Guide, save_guide
 
 LOOP, GENERATE = ROOT / "tests" / "edm_loop.py", ROOT / "tests" / "edm_generate.py"
 
@@ -186,12 +187,14 @@ def sampled(patched, resumed, tmp_path_factory):
     cases = {
         "upstream-heun": ["--steps=4"],
         "heun": ["--sampler=heun", "--nfe=7"],
+        "guided": ["--sampler=heun", "--nfe=7", f"--guide={folder / 'guide'}", "--guide-weight=50"],
         "upstream-euler": [*ablate, "--steps=5"],
         "euler": ["--sampler=euler", "--nfe=5", f"--npz={folder / 'euler.npz'}"],
         "s-pndm": ["--sampler=s-pndm", "--nfe=6", "--subdirs"],
         "f-pndm": ["--sampler=f-pndm", "--nfe=14", "--class=3", f"--npz={folder / 'three.npz'}"],
     }
     common = [f"--network={network}", "--seeds=0-7", "--batch=3"]
+    save_guide(folder / "guide", Guide(1, 8, labels=10))
     listed = folder / "cases.json"
     listed.write_text(
         json.dumps([[*common, f"--outdir={folder / name}", *args] for name, args in cases.items()])
@@ -229,6 +232,12 @@ def test_samplers_by_name_are_upstreams_where_it_has_them(sampled, name):
         assert np.abs(ours[key].astype(int) - theirs[key].astype(int)).max() <= 1
     others = pixels(sampled / ("heun" if name == "euler" else "euler"))
     assert any(np.abs(ours[k].astype(int) - others[k].astype(int)).max() > 1 for k in ours)
+
+
+def test_a_guide_changes_the_images(sampled):
+    plain, guided = pixels(sampled / "heun"), pixels(sampled / "guided")
+    assert plain.keys() == guided.keys()
+    assert any(np.abs(plain[k].astype(int) - guided[k].astype(int)).max() > 1 for k in plain)
 
 
 def test_npz_holds_the_images_in_order_with_their_labels(sampled):

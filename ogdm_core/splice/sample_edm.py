@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ..guidance import guided, load_guide, once_per_step
 from ..samplers import sample
 from ..schedule import KarrasVE
 from .edm import RHO, SIGMA_MAX, SIGMA_MIN, make_eps_fn
@@ -15,7 +16,7 @@ from .sampling import Collection, click_options
 __all__ = ["Collection", "few_steps", "generate_options"]
 
 generate_options = click_options(
-    ("sampler", "nfe", "npz"),
+    ("sampler", "nfe", "npz", "guide", "guide_weight"),
     own=("num_steps", "solver", "discretization", "schedule", "scaling", "S_churn", "S_min",
          "S_max", "S_noise"),
     samplers=("euler", "heun", "s-pndm", "f-pndm"),
@@ -30,6 +31,8 @@ def few_steps(
     *,
     sampler: str,
     nfe: int,
+    guide: str | None = None,
+    guide_weight: float = 1.0,
     sigma_min: float = SIGMA_MIN,
     sigma_max: float = SIGMA_MAX,
     rho: float = RHO,
@@ -38,7 +41,14 @@ def few_steps(
     """Images [N, C, H, W] from unit noise, over upstream's default noise levels, in float64.
 
     Has the signature of upstream's sampling functions and stands in for them.
+
+    guide, guide_weight   a guide's file and its weight: discriminator guidance, once per step
     """
     schedule = KarrasVE(max(sigma_min, net.sigma_min), min(sigma_max, net.sigma_max), rho)
     x_T = schedule.prior(latents.double())
-    return sample(make_eps_fn(net, class_labels), x_T, schedule, sampler=sampler, nfe=nfe)
+    eps_fn = make_eps_fn(net, class_labels)
+    if guide is not None:
+        turns = once_per_step(sampler, nfe)
+        d = load_guide(guide, latents.device)
+        eps_fn = guided(eps_fn, d, schedule, guide_weight, class_labels, turns)
+    return sample(eps_fn, x_T, schedule, sampler=sampler, nfe=nfe)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import os
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from typing import Any
 
@@ -34,6 +35,10 @@ FLAGS: dict[str, dict[str, Any]] = {
              "help": "with --sampler, image i is made from (seed, i), whatever the batch size"},
     "npz": {"metavar": "FILE",
             "help": "also write all images to this file, as ADM's evaluator reads them"},
+    "guide": {"metavar": "FILE",
+              "help": "guide that corrects the score (see run/guidance.sh), with --sampler"},
+    "guide_weight": {"type": float, "metavar": "FLOAT",
+                     "help": "weight of the guidance (default: 1)"},
 }  # fmt: skip
 
 
@@ -43,6 +48,11 @@ def check(values: MutableMapping[str, Any], ours: list[str], own: list[str]) -> 
     ours   flags above that were given, as in --nfe
     own    flags of upstream's own sampler that were given, as in --steps
     """
+    guide = values.get("guide")
+    if guide is None and values.get("guide_weight") is not None:
+        raise ValueError("--guide-weight needs --guide")
+    if guide is not None and not os.path.isfile(guide):
+        raise ValueError(f"--guide: there is no file {guide}; `run/guidance.sh train` makes one")
     if not values["sampler"]:
         if needy := [flag for flag in ours if flag != "--npz"]:
             raise ValueError(f"{', '.join(needy)} needs --sampler, as in --sampler euler --nfe 10")
@@ -115,7 +125,7 @@ def click_options(
                 spec |= {"choices": samplers, "metavar": "|".join(samplers)}
             if choices := spec.pop("choices", None):
                 spec["type"] = click.Choice(choices)
-            run = click.option(f"--{name}", **spec)(run)
+            run = click.option(f"--{name.replace('_', '-')}", **spec)(run)
         return run
 
     return decorate

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ogdm_core.files import write_json
 from ogdm_core.flags import Parser, number
+from ogdm_core.guidance import Guide, guided, once_per_step
 from ogdm_core.samplers import sample
 from ogdm_core.splice.diffusers import make_eps_fn, schedule_of
 from ogdm_core.trainer import images as data_sets
@@ -31,9 +32,13 @@ GRID = {
 
 
 def draw(
-    unet: Any, scheduler: Any, noise: Tensor, sampler: str, nfe: int, batch: int = 250
-) -> Tensor:
-    """Samples [N, C, H, W] in [-1, 1] from unit noise; image i is of class i mod classes."""
+    unet: Any, scheduler: Any, noise: Tensor, sampler: str, nfe: int, batch: int = 250, *,
+    discretisation: str | None = None, guide: Guide | None = None, weight: float = 1.0,
+) -> Tensor:  # fmt: skip
+    """Samples [N, C, H, W] in [-1, 1] from unit noise; image i is of class i mod classes.
+
+    guide, weight   corrects eps once per step (`ogdm_core.guidance`)
+    """
     schedule = schedule_of(scheduler)
     classes = unet.config.num_class_embeds or 0
     label = torch.arange(len(noise), device=noise.device) % classes if classes else None
@@ -41,8 +46,14 @@ def draw(
     for i in range(0, len(noise), batch):
         part = None if label is None else label[i : i + batch]
         eps_fn = make_eps_fn(unet, schedule, scheduler.config.prediction_type, part)
-        x_T = schedule.prior(noise[i : i + batch])
-        parts.append(sample(eps_fn, x_T, schedule, sampler=sampler, nfe=nfe).clamp(-1, 1))
+        if guide is not None:
+            turns = once_per_step(sampler, nfe)
+            eps_fn = guided(eps_fn, guide, schedule, weight, part, turns)
+        x = sample(
+            eps_fn, schedule.prior(noise[i : i + batch]), schedule, sampler=sampler, nfe=nfe,
+            discretisation=discretisation,
+        )  # fmt: skip
+        parts.append(x.clamp(-1, 1))
     return torch.cat(parts)
 
 

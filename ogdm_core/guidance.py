@@ -1,0 +1,148 @@
+"""Discriminator guidance (Kim et al. 2023): a fixed model's score, corrected when it samples.
+
+A guide d = sigmoid(logit) tells diffused data q_t from diffused samples p_t of the model. The best
+one has logit = log q_t / p_t, so its gradient is the model's error in the score. As eps = -b score,
+
+    score' = score + w grad_x logit(x_t, t)        eps' = eps - w b_t grad_x logit(x_t, t)
+
+and with w = 1 eps' is the data's own. With y = x_t / a_t, the last term is w sigma_t grad_y logit:
+y and sigma say all, so a guide knows no schedule, and the same file serves a VP and a VE model.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from itertools import repeat
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .discriminator import KINDS
+from .files import whole
+from .samplers import get_sampler, steps_for_nfe
+from .schedule import KarrasVE, Schedule, expand
+from .solvers import EpsFn
+
+FORMAT = "ogdm-guide-1"
+
+
+class Guide(nn.Module):
+    """The logit of d(y, sigma[, label]), for y = x_t / a_t = x_0 + sigma eps.
+
+    channels, size, labels, width   as those of a discriminator
+    kind                            light or paper: which discriminator
+    sigma_data                      standard deviation of the data, which inputs are scaled by
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        size: int,
+        labels: int = 0,
+        width: float = 1.0,
+        kind: str = "light",
+        sigma_data: float = 0.5,
+    ):
+        super().__init__()
+        self.settings = {
+            "channels": channels, "size": size, "labels": labels, "width": width, "kind": kind,
+            "sigma_data": sigma_data,
+        }  # fmt: skip
+        self.levels = KarrasVE(sigma_data=sigma_data)  # orders the noise levels in [0, 1]
+        self.d = KINDS[kind](channels, size, labels, width)
+
+    def forward(self, y: Tensor, sigma: Tensor, label: Tensor | None = None) -> Tensor:
+        """Logits [N] of y [N, C, H, W] at noise levels sigma [N]; each from its own image alone."""
+        tau = self.levels.unit_time(sigma).float()
+        x = self.levels.whiten(y, sigma).float()
+        label = label if self.settings["labels"] else None
+        return self.d(x, tau, torch.zeros_like(tau), label, parts=len(x))
+
+
+def correction(
+    guide: Guide, x: Tensor, t: Tensor, schedule: Schedule, label: Tensor | None = None
+) -> Tensor:
+    """-b_t grad_x logit(x_t, t), [N, ...] in x's dtype: what eps lacks, by the guide."""
+    sigma = schedule.sigma(t)
+    with torch.enable_grad():
+        y = (x / expand(schedule.a(t), x)).detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(guide(y, sigma, label).sum(), y)
+    return -expand(sigma, x) * gradient
+
+
+def guided(
+    eps_fn: EpsFn,
+    guide: Guide,
+    schedule: Schedule,
+    weight: float = 1.0,
+    label: Tensor | None = None,
+    turns: Iterable[str] | None = None,
+) -> EpsFn:
+    """eps' = eps + w * correction, as a function of (x, t) like eps_fn.
+
+    turns   what each evaluation does, in their order: "new" takes the gradient, "held" adds the
+            last one again, "off" adds nothing. Absent, every evaluation takes it. The turns of one
+            run of a sampler are `once_per_step`; they serve one run.
+    """
+    turns = repeat("new") if turns is None else iter(turns)
+    held: Tensor | float = 0.0
+
+    def eps_guided(x: Tensor, t: Tensor) -> Tensor:
+        nonlocal held
+        eps, turn = eps_fn(x, t), next(turns)
+        if turn == "off":
+            return eps
+        if turn == "new":
+            held = weight * correction(guide, x, t, schedule, label)
+        return eps + held
+
+    return eps_guided
+
+
+def evaluations(sampler: str, steps: int) -> list[int]:
+    """How often a sampler asks the network in each of its steps; their sum is its NFE."""
+    get_sampler(sampler)
+    first = {"heun": [2] * (steps - 1), "s-pndm": [2], "f-pndm": [4] * 3}.get(sampler, [])
+    return first + [1] * (steps - len(first))
+
+
+def once_per_step(sampler: str, nfe: int) -> list[str]:
+    """The turns by which Table 7 counts: one gradient per step, none in the last step."""
+    *before, last = evaluations(sampler, steps_for_nfe(sampler, nfe))
+    return [turn for n in before for turn in ("new", *["held"] * (n - 1))] + ["off"] * last
+
+
+def guided_nfe(sampler: str, nfe: int) -> int:
+    """The cost with a guide, a gradient counted as one evaluation: 3N - 2 for N steps of Heun."""
+    return nfe + once_per_step(sampler, nfe).count("new")
+
+
+def save_guide(path: str | os.PathLike, guide: Guide, **notes: Any) -> None:
+    """Writes weights, settings and notes as one safetensors file, whole or not at all."""
+    from safetensors.torch import save
+
+    about = {k: str(v) for k, v in {"format": FORMAT, **guide.settings, **notes}.items()}
+    weights = {name: value.contiguous().cpu() for name, value in guide.state_dict().items()}
+    with whole(path) as file:
+        file.write(save(weights, about))
+
+
+def load_guide(path: str | os.PathLike, device: torch.device | str = "cpu") -> Guide:
+    """The guide that `save_guide` wrote, ready to sample with."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(os.fspath(path), "pt", device=str(device)) as file:
+            about = file.metadata() or {}
+            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(f"{path} is not a safetensors file ({error})") from error
+    if about.get("format") != FORMAT:
+        raise ValueError(f"{path} is not a guide; `run/guidance.sh train` makes one")
+    whole_numbers = {name: int(about[name]) for name in ("channels", "size", "labels")}
+    width, sigma_data = float(about["width"]), float(about["sigma_data"])
+    guide = Guide(**whole_numbers, width=width, kind=about["kind"], sigma_data=sigma_data)
+    guide.load_state_dict(weights)
+    return guide.to(device).eval().requires_grad_(False)
