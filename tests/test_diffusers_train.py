@@ -293,7 +293,7 @@ def test_data_from_npz_and_folders(tmp_path):
         data_sets.load(str(tmp_path / "bad.npz"))
 
 
-def test_batches_cover_the_set_once_an_epoch_and_split_over_ranks():
+def test_batches_cover_the_set_once_per_epoch_and_split_over_ranks():
     n, batch = 10, 4
     seen = torch.cat([data_sets.batch_index(n, batch, step, seed=3) for step in range(5)])
     assert seen[:10].sort().values.tolist() == list(range(10))

@@ -228,7 +228,7 @@ def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     args, config = parse(argv)
     given = flags.to_flags(config, only_changed=True)
-    ogdm = [word for name, value in given.items() for word in (f"--{name}", value)]
+    ogdm = [w for name, value in given.items() for w in (f"--{name.replace('_', '-')}", value)]
     start, runner = time.time(), Runner()
     pairs = [(method, seed) for seed in args.seeds for method in ("ogdm", "control")]
     try:
