@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from run.setup.submodules import Submodule, discover, explain, inspect
+from run.setup.submodules import State, Submodule, discover, explain, inspect
 
 pytest_plugins = ["setup_house"]  # fixtures for the tests of run/setup.sh
 
@@ -24,7 +24,7 @@ def submodule():
             pytest.skip("this is not a git clone, so there are no submodules")
         sub = discover(ROOT)[name]
         report = inspect(sub)
-        if report.state.to_fetch:
+        if report.state is State.MISSING:
             pytest.skip(f"third_party/{name} is not here; run/setup.sh {name} fetches it")
         if report.head != sub.pin:
             pytest.fail(explain(report))

@@ -34,7 +34,7 @@ def test_history_is_left_behind(patched_house):
     ]
 
 
-def test_large_files_that_nobody_reads_are_not_even_fetched(house):
+def test_large_files_that_nobody_reads_are_not_even_fetched(house, monkeypatch):
     """From a mirror whose owner has not allowed filters, as `git clone --mirror` leaves it."""
     code = house.root / "run" / "setup" / "submodules.py"
     code.write_text(code.read_text() + '\nSPARSE["widget"] = ("/*", "!/assets/")\n')
@@ -43,9 +43,11 @@ def test_large_files_that_nobody_reads_are_not_even_fetched(house):
     assert is_patched(house)
     assert not (house.widget / "assets").exists()
     assert house.git("submodule", "status").startswith(f" {house.pin}")
-    house.redirect(house.tmp / "nowhere")  # a blob that is not here could be fetched from there
-    objects = house.git("rev-list", "--objects", "--missing=print", "HEAD", cwd=house.widget)
-    assert [line[0] for line in objects.splitlines()].count("?") == 1
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(house.config))
+    picture = ("cat-file", "blob", f"{house.pin}:assets/picture.gif")
+    with pytest.raises(git.GitError):
+        git.run(*picture, cwd=house.widget)  # a check downloads nothing
+    assert git.text(*picture, cwd=house.widget, network=True) == "large, and read by nobody"
 
 
 def test_a_second_run_needs_no_network_and_changes_nothing(patched_house):
@@ -161,10 +163,11 @@ def test_patches_that_do_not_fit_touch_nothing(house, path, old, complaint):
 def test_an_interrupted_fetch_goes_on(patched_house):
     house = patched_house
     house.setup("--reverse")
-    house.git("config", "ogdm.fetching", "true", cwd=house.widget)
+    git_dir = house.root / ".git" / "modules" / "third_party" / "widget"
+    (git_dir / "HEAD").write_text("ref: refs/heads/main\n")  # what `git init` leaves
+    (git_dir / "index.lock").touch()
     (house.widget / "train.py").unlink()
-    (house.root / ".git/modules/third_party/widget/index.lock").touch()
-    assert "interrupted" in house.setup("--status").stdout
+    assert "not here" in house.setup("--status").stdout
     done = house.setup()
     assert done.returncode == 0, done.stderr
     assert is_patched(house)
@@ -220,6 +223,13 @@ def test_a_mirror_is_used(house, place, scheme):
     done = house.setup(OGDM_MIRROR=f"{scheme}{mirror}/")
     assert done.returncode == 0, done.stderr
     assert is_patched(house)
+
+
+def test_a_time_limit_ends_gits_helpers_too(tmp_path):
+    started = time.monotonic()
+    with pytest.raises(git.GitError, match="no answer within 0.5 seconds"):
+        git.run("-c", "alias.hang=!sleep 60 & exit", "hang", cwd=tmp_path, seconds=0.5)
+    assert time.monotonic() - started < 30
 
 
 def test_a_mirror_with_a_work_tree_is_used(house):

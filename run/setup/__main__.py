@@ -98,7 +98,7 @@ def set_up(subs: list[Submodule], args: argparse.Namespace) -> int:
     refused, unreachable = [], []
     for sub in subs:
         try:
-            if inspect(sub).state.to_fetch:
+            if inspect(sub).state is State.MISSING:
                 address = submodules.source(sub)
                 say(f"Fetching {sub.label} at {sub.pin[:10]} from {address}")
                 submodules.fetch(sub, address)
@@ -177,7 +177,7 @@ def check(sub: Submodule) -> int:
         report = inspect(sub)
         if report.state.hands_off:
             problems.append(explain(report))
-        elif not report.state.to_fetch:
+        elif report.state is not State.MISSING:
             for path, patch in sub.patches().items():
                 try:
                     patch.apply(sub.original(path))
@@ -186,9 +186,8 @@ def check(sub: Submodule) -> int:
     if problems:
         say(f"{sub.label}: not well\n  " + "\n".join(problems).replace("\n", "\n  "))
         return REFUSED
-    todo = f"; would fetch {sub.pin[:10]} of {sub.url}" if report.state.to_fetch else ""
-    if report.state in (State.CLEAN, State.OUTDATED):
-        todo = "; would apply the patches"
+    todo = {State.MISSING: f"; would fetch {sub.pin[:10]} of {sub.url}",
+            State.PATCHED: ""}.get(report.state, "; would apply the patches")  # fmt: skip
     print(f"{sub.label}: {describe(report)}{todo}")
     return 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -34,12 +35,13 @@ def run(*words: str | Path, cwd: Path, network: bool = False, seconds: float = 6
         raise GitError("git is not installed, or not on PATH") from None
     try:
         out, said = process.communicate(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        raise GitError(f"no answer within {seconds:g} seconds") from None
-    finally:
-        if process.poll() is None:  # git's helpers hold the pipes open, so the whole group ends
+    except BaseException as error:  # out of time, or Ctrl-C: git's helpers have to end, too
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)
-            process.communicate()
+        process.communicate()
+        if isinstance(error, subprocess.TimeoutExpired):
+            raise GitError(f"no answer within {seconds:g} seconds") from None
+        raise
     if process.returncode:
         message = said.decode(errors="replace").strip()
         raise GitError(message or f"git {words[0]} failed with code {process.returncode}")

@@ -45,18 +45,12 @@ class State(Enum):
     """What stands in third_party/NAME."""
 
     MISSING = "not here"
-    UNFINISHED = "fetch was interrupted"
     FOREIGN = "not a git checkout"
     WRONG_COMMIT = "at another commit"
     CLEAN = "as upstream, not patched"
     PATCHED = "patched"
     OUTDATED = "not patched as patches/ says"
     EDITED = "edited"
-
-    @property
-    def to_fetch(self) -> bool:
-        """Whether setup fetches it."""
-        return self in (State.MISSING, State.UNFINISHED)
 
     @property
     def hands_off(self) -> bool:
@@ -165,8 +159,8 @@ def inspect(sub: Submodule) -> Report:
         foreign = sub.path.is_dir() and any(sub.path.iterdir())
         return Report(sub, State.FOREIGN if foreign else State.MISSING)
     head = git.attempt("rev-parse", "--verify", "--quiet", "HEAD", cwd=sub.path)
-    if not head or git.attempt("config", "--bool", "ogdm.fetching", cwd=sub.path) == "true":
-        return Report(sub, State.UNFINISHED)
+    if not head:  # a checkout sets it last, so a fetch was interrupted
+        return Report(sub, State.MISSING)
     raw = git.run("status", "--porcelain", "-z", "--no-renames", "--untracked-files=all",
                   "--ignore-submodules=none", cwd=sub.path)  # fmt: skip
     entries = [(line[:2], line[3:]) for line in raw.decode().split("\0") if line]
@@ -250,7 +244,6 @@ def fetch(sub: Submodule, address: str) -> None:
     for lock in ("index.lock", "shallow.lock", "HEAD.lock"):  # left by an interrupted fetch
         (git_dir / lock).unlink(missing_ok=True)
     settings = {
-        "ogdm.fetching": "true",
         "core.bare": "false",
         "core.worktree": os.path.relpath(sub.path.resolve(), git_dir),
         "remote.origin.url": address,
@@ -262,6 +255,7 @@ def fetch(sub: Submodule, address: str) -> None:
         git.run("--git-dir", git_dir, "config", key, value, cwd=sub.root)
     if sub.name in SPARSE:
         sub.git("sparse-checkout", "set", "--no-cone", *SPARSE[sub.name])
+    git.run("submodule", "--quiet", "init", "--", sub.label, cwd=sub.root)
     remote = {"cwd": sub.path, "network": True, "seconds": FETCH_SECONDS}
     get = ("fetch", "--quiet", "--no-tags", "--filter=blob:none")
     try:
@@ -274,8 +268,6 @@ def fetch(sub: Submodule, address: str) -> None:
         git.run("checkout", "--quiet", "--force", "--detach", sub.pin, **remote)
     except git.GitError as error:
         raise _unreachable(address, error) from None
-    git.run("submodule", "--quiet", "init", "--", sub.label, cwd=sub.root)
-    sub.git("config", "--unset-all", "ogdm.fetching")
 
 
 # ---- patching ------------------------------------------------------------------------------------
