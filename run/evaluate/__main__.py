@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ogdm_core.files import check_writable, write_json
+from ogdm_core.flags import Parser, number
 from run.provenance import commit, versions
 
 PACKAGES = ("torch", "numpy", "torch-fidelity", "ogdm")
@@ -20,10 +21,10 @@ TORCH_ONLY = ("features", "batch", "device", "pr_images", "seed", "save_statisti
 
 def parser() -> argparse.ArgumentParser:
     """The flags."""
-    p = argparse.ArgumentParser(
-        prog="evaluate.sh",
-        description="FID, precision and recall (k = 3) of samples against a reference. Each of the "
-        "two is an npz of uint8 images (arr_0), a folder of images, or an npz of saved statistics.",
+    p = Parser(
+        prog="run/evaluate.sh",
+        description="FID, precision and recall (k = 3) of samples against a reference. Each of\n"
+        "the two is an npz of uint8 images (arr_0), a folder of images, or an npz of statistics.",
         epilog="docs/evaluation.md says how feature nets are given, and what is cached.",
     )
     add = p.add_argument
@@ -37,15 +38,16 @@ def parser() -> argparse.ArgumentParser:
         "(without it, upstream downloads the file)")  # fmt: skip
     add("--features", metavar="NET",
         help="another net: MODULE:NAME, the quickstart's FILE.pt, or pixels")  # fmt: skip
-    add("--batch", type=int, default=64, help="images at once (default: %(default)s)")
-    add("--device", help="cpu, cuda, cuda:1, ... (default: cuda where there is one)")
+    add("--batch", type=number(int, 1), default=64, metavar="N",
+        help="images at once (default: %(default)s)")  # fmt: skip
+    add("--device", metavar="NAME", help="cpu, cuda, cuda:1 (default: cuda where there is one)")
     add("--cache", type=Path, default=Path("out/evaluation-cache"), metavar="DIR",
         help="keeps the reference's features, unfinished work (default: %(default)s)")  # fmt: skip
     add("--no-cache", action="store_true", help="keep nothing")
-    add("--pr-images", type=int, default=50_000, metavar="N",
+    add("--pr-images", type=number(int, 4), default=50_000, metavar="N",
         help="precision and recall use at most N images of a set (default: %(default)s, the "
         "paper's)")  # fmt: skip
-    add("--seed", type=int, default=0, help="draws those N (default: %(default)s)")
+    add("--seed", type=int, default=0, metavar="N", help="draws those N (default: %(default)s)")
     add("--save-statistics", type=Path, metavar="NPZ", help="write the reference's")
     add("--json", type=Path, metavar="FILE", help="write the numbers and their origin")
     return p

@@ -41,8 +41,6 @@ def check(reference: Source, samples: Source, args: argparse.Namespace) -> None:
                 f"{NEIGHBOURS} neighbours of each image, so give {NEIGHBOURS + 1} at least, and "
                 "50,000 for numbers beside published ones"
             )
-    if args.batch < 1 or args.pr_images <= NEIGHBOURS:
-        raise ValueError(f"--batch must be at least 1, --pr-images at least {NEIGHBOURS + 1}")
     if (args.device or "").startswith("cuda") and not torch.cuda.is_available():
         raise ValueError(f"--device {args.device}: no CUDA here; use --device cpu")
 
