@@ -20,7 +20,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Generator, Tensor
 
-DISCRETISATIONS = ("linear", "quadratic", "karras")
+DISCRETISATIONS = ("linear", "quadratic", "trailing", "karras")
 RHO = 7.0  # Karras et al.'s spacing of noise levels
 
 
@@ -109,16 +109,11 @@ class Schedule(ABC):
         """The dtype of times for images of the given dtype."""
 
     @abstractmethod
-    def karras_times(self, steps: int) -> Tensor:
-        """0, then N times whose noise levels are evenly spaced in sigma^(1/rho); float64."""
+    def ascending_times(self, steps: int, discretisation: str) -> list[float]:
+        """Times 0 = t_0 < t_1 < ... < t_N for N steps."""
 
     def times(self, steps: int, discretisation: str | None = None) -> list[float]:
-        """Times T = t_N > ... > t_1 > t_0 = 0 for N steps.
-
-        linear      t_i = T i / N
-        quadratic   t_i = T (i / N)^2
-        karras      sigma_i evenly spaced in sigma^(1/rho) down to the least noisy level, then 0
-        """
+        """Times t_N > ... > t_1 > t_0 = 0 for N steps, by one of DISCRETISATIONS."""
         discretisation = discretisation or self.spacing
         if discretisation not in DISCRETISATIONS:
             raise ValueError(
@@ -127,12 +122,7 @@ class Schedule(ABC):
             )
         if steps < 1:
             raise ValueError(f"a sampler needs at least 1 step, got {steps}")
-        fraction = torch.arange(steps + 1, dtype=torch.float64) / steps
-        if discretisation == "karras":
-            times = self.karras_times(steps)
-        else:
-            times = self.T * (fraction if discretisation == "linear" else fraction**2)
-        return times.flip(0).tolist()
+        return self.ascending_times(steps, discretisation)[::-1]
 
 
 def karras_levels(low: float, high: float, tau: Tensor, rho: float = RHO) -> Tensor:
@@ -148,28 +138,25 @@ def _unit_interval(steps: int) -> Tensor:
     return torch.linspace(0, 1, steps, dtype=torch.float64)
 
 
-def _from_zero(times: Tensor) -> Tensor:
-    return torch.cat([torch.zeros(1, dtype=torch.float64), times])
-
-
 class DiscreteVP(Schedule):
     """Variance-preserving grid: a_t = sqrt(abar_t), b_t = sqrt(1 - abar_t), abar_0 = 1.
 
-    Networks that count from 0 are asked at index t - 1.
+    Networks that count from 0 are asked at index t - 1. `fractional` says whether the network takes
+    times between those of the grid, which F-PNDM's midpoints are; the levels a and b of such a time
+    are those of the whole t below it, as in PNDM.
     """
 
     T: int
 
-    def __init__(self, alphas_cumprod, sigma_data: float = 0.5):
+    def __init__(self, alphas_cumprod, sigma_data: float = 0.5, fractional: bool = True):
         abar = torch.as_tensor(alphas_cumprod, dtype=torch.float64).flatten().cpu()
         if abar.numel() < 1 or not bool(((abar > 0) & (abar < 1)).all()):
             raise ValueError("alphas_cumprod must lie strictly between 0 and 1 at every t = 1..T")
         if not bool((abar.diff() < 0).all()):
             raise ValueError("alphas_cumprod must decrease with t")
         self.T = abar.numel()
-        self.sigma_data = sigma_data
-        self._abar = _from_zero(abar)
-        self._abar[0] = 1
+        self.sigma_data, self.fractional = sigma_data, fractional
+        self._abar = torch.cat([torch.ones(1, dtype=torch.float64), abar])
         self._tables: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
     @classmethod
@@ -194,10 +181,10 @@ class DiscreteVP(Schedule):
         return self._tables[t.device]
 
     def a(self, t: Tensor) -> Tensor:
-        return self._lookup(t)[0][t]
+        return self._lookup(t)[0][t.long()]
 
     def b(self, t: Tensor) -> Tensor:
-        return self._lookup(t)[1][t]
+        return self._lookup(t)[1][t.long()]
 
     def longest_lookahead(self, k: float) -> int:
         """floor(k T) steps of the grid."""
@@ -230,28 +217,43 @@ class DiscreteVP(Schedule):
         return u.clamp(min=1)
 
     def midpoint(self, t: Tensor, u: Tensor) -> Tensor:
-        """On the grid, rounded down."""
-        return (t + u) // 2
+        """(t + u) / 2, a float; on the grid, rounded down, where the network takes whole t only."""
+        return (t + u) / 2 if self.fractional else (t + u) // 2
 
     def time_dtype(self, dtype: torch.dtype) -> torch.dtype:
         return torch.int64
 
-    def karras_times(self, steps: int) -> Tensor:
-        """On the grid: the t nearest in log sigma."""
-        log_sigma = self.sigma(torch.arange(1, self.T + 1)).double().log()
-        low, high = float(log_sigma[0].exp()), float(log_sigma[-1].exp())
-        levels = karras_levels(low, high, _unit_interval(steps)).log()
-        return _from_zero((levels[:, None] - log_sigma).abs().argmin(1).double() + 1)
+    def ascending_times(self, steps: int, discretisation: str) -> list[float]:
+        """Whole t. linear and quadratic are DDIM's and PNDM's times, which the paper's tables use:
 
-    def times(self, steps: int, discretisation: str | None = None) -> list[float]:
-        """As everywhere, rounded to whole t; times never repeat."""
+        linear      t_i = 1 + floor((i - 1) T / N)
+        quadratic   t_i = 1 + floor(v_i^2), v_i = 0 ... sqrt(0.8 T) in even steps
+        trailing    t_i = T i / N, rounded: the paper's appendix B, and diffusers' name for it
+        karras      the t whose log sigma is nearest to sigmas evenly spaced in sigma^(1/rho)
+
+        Times never repeat: one that would is the next t of the grid. A single step starts at T,
+        since from t = 1 it would return the noise.
+        """
         if steps > self.T:
             raise ValueError(f"{steps} steps do not fit on a grid of T = {self.T}")
-        times = super().times(steps, discretisation)[::-1]
-        grid = torch.tensor(times, dtype=torch.float64).round().long().tolist()
-        for i in range(1, steps + 1):
-            grid[i] = min(max(grid[i], grid[i - 1] + 1), self.T - (steps - i))
-        return grid[::-1]
+        i = torch.arange(steps, dtype=torch.float64)
+        if steps == 1:
+            t = torch.tensor([self.T])
+        elif discretisation == "linear":
+            t = 1 + torch.arange(steps) * self.T // steps
+        elif discretisation == "quadratic":
+            t = 1 + (i * math.sqrt(0.8 * self.T) / (steps - 1)).square().floor()
+        elif discretisation == "trailing":
+            t = (self.T * ((i + 1) / steps)).round()
+        else:
+            log_sigma = self.sigma(torch.arange(1, self.T + 1)).double().log()
+            low, high = float(log_sigma[0].exp()), float(log_sigma[-1].exp())
+            levels = karras_levels(low, high, _unit_interval(steps)).log()
+            t = (levels[:, None] - log_sigma).abs().argmin(1) + 1
+        grid = [0]
+        for n, time in enumerate(t.long().tolist(), start=1):
+            grid.append(min(max(time, grid[-1] + 1), self.T - (steps - n)))
+        return grid
 
 
 class Continuous(Schedule):
@@ -285,6 +287,17 @@ class Continuous(Schedule):
     def time_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """At least single precision."""
         return torch.promote_types(dtype, torch.float32)
+
+    @abstractmethod
+    def karras_times(self, steps: int) -> Tensor:
+        """N times whose noise levels are evenly spaced in sigma^(1/rho), in float64."""
+
+    def ascending_times(self, steps: int, discretisation: str) -> list[float]:
+        """linear and trailing t_i = T i / N; quadratic t_i = T (i / N)^2; karras, then 0."""
+        fraction = torch.arange(steps + 1, dtype=torch.float64) / steps
+        if discretisation == "karras":
+            return [0.0, *self.karras_times(steps).tolist()]
+        return (self.T * (fraction**2 if discretisation == "quadratic" else fraction)).tolist()
 
 
 class KarrasVE(Continuous):
@@ -339,7 +352,7 @@ class KarrasVE(Continuous):
         return torch.where(u == 0, torch.full_like(u, self.sigma_min), u)
 
     def karras_times(self, steps: int) -> Tensor:
-        return _from_zero(self.from_unit_time(_unit_interval(steps)))
+        return self.from_unit_time(_unit_interval(steps))
 
 
 class RectifiedFlow(Continuous):
@@ -376,6 +389,6 @@ class RectifiedFlow(Continuous):
         """t = sigma / (1 + sigma), between the noise levels of t = least and t = 1 - least."""
         high = (1 - self.least) / self.least
         sigma = karras_levels(1 / high, high, _unit_interval(steps))
-        times = _from_zero(sigma / (1 + sigma))
+        times = sigma / (1 + sigma)
         times[-1] = self.T
         return times

@@ -47,9 +47,9 @@ def test_network_evaluations_are_exactly_nfe_and_never_at_the_data(kind, sampler
         )
         assert net.calls == nfe
         assert len(path) == steps + 1
-        times = torch.stack(net.times)
+        times = torch.stack([t.double() for t in net.times])
         assert bool((times > 0).all()) and bool((times <= schedule.T).all())
-        assert bool((times[0] == schedule.T).all())
+        assert bool((times[0] == schedule.times(steps, discretisation)[0]).all())
 
 
 @pytest.mark.parametrize(("sampler", "nfe", "near"), [
@@ -92,11 +92,14 @@ def test_unknown_names_list_the_known():
 @pytest.mark.parametrize("discretisation", [None, *DISCRETISATIONS])
 @pytest.mark.parametrize("steps", [1, 2, 7, 25, 100])
 @pytest.mark.parametrize("kind", SCHEDULES)
-def test_times_fall_from_T_to_the_data_without_repeating(kind, steps, discretisation):
+def test_times_fall_from_the_noise_to_the_data_without_repeating(kind, steps, discretisation):
     schedule = SCHEDULES[kind]()
     times = schedule.times(steps, discretisation)
-    assert len(times) == steps + 1
-    assert times[0] == pytest.approx(schedule.T) and times[-1] == 0
+    assert len(times) == steps + 1 and times[-1] == 0
+    if kind == "vp" and steps > 1 and discretisation not in ("trailing", "karras"):
+        assert 500 < times[0] < 1000 and times[-2] == 1  # as in DDIM and PNDM
+    else:
+        assert times[0] == pytest.approx(schedule.T)
     assert all(a > b for a, b in zip(times[:-1], times[1:], strict=True))
     if kind == "vp":
         assert all(type(t) is int for t in times)
@@ -104,8 +107,11 @@ def test_times_fall_from_T_to_the_data_without_repeating(kind, steps, discretisa
 
 def test_discretisations_worked_by_hand():
     vp, ve = DiscreteVP.linear(1000), KarrasVE(0.002, 80.0, 7.0)
-    assert vp.times(4) == vp.times(4, "linear") == [1000, 750, 500, 250, 0]
-    assert vp.times(4, "quadratic") == [1000, 562, 250, 62, 0]
+    assert vp.times(4) == vp.times(4, "linear") == [751, 501, 251, 1, 0]
+    assert vp.times(3, "linear") == [667, 334, 1, 0]
+    assert vp.times(5, "quadratic") == [801, 451, 201, 51, 1, 0]
+    assert vp.times(4, "trailing") == [1000, 750, 500, 250, 0]
+    assert vp.times(1) == vp.times(1, "quadratic") == [1000, 0]
     assert ve.times(4, "linear") == [80, 60, 40, 20, 0]
     assert ve.times(4, "quadratic") == [80, 45, 20, 5, 0]
     edm = [(80 ** (1 / 7) + i / 17 * (0.002 ** (1 / 7) - 80 ** (1 / 7))) ** 7 for i in range(18)]
@@ -136,8 +142,7 @@ def test_as_many_steps_as_the_grid_has_visit_all_of_it(discretisation):
 def errors(sampler, schedule, discretisation, counts, x_T):
     """RMS distance to the exact solution of the mixture's ODE, for each number of steps."""
     net = Mixture(schedule)
-    T = torch.tensor([schedule.T]) if isinstance(schedule, DiscreteVP) else torch.tensor(
-        [schedule.T], dtype=torch.float64)  # fmt: skip
+    T = torch.tensor([schedule.T], dtype=schedule.time_dtype(torch.float64))
     exact = net.solution(x_T / schedule.a(T), float(schedule.sigma(T)))
     cost = SAMPLERS[sampler].nfe
     return [
@@ -157,7 +162,7 @@ def errors(sampler, schedule, discretisation, counts, x_T):
 
 
 SMOOTH = {
-    "vp": (lambda: cosine_vp(2**14), "linear"),
+    "vp": (lambda: cosine_vp(2**14), "trailing"),
     "ve": (lambda: KarrasVE(1e-5, 20.0), "karras"),
     "ve-quadratic": (lambda: KarrasVE(1e-5, 5.0), "quadratic"),
 }
@@ -221,14 +226,6 @@ def test_f_pndm_is_of_fourth_order_where_steps_are_even_in_sigma():
     assert math.log2(coarse / fine) == pytest.approx(4, abs=0.1)
 
 
-def test_quadratic_steps_restore_the_order_on_ddpms_linear_schedule():
-    # sigma is about sqrt(t) near the data: even steps in t are not smooth there, t = f^2 is.
-    schedule = DiscreteVP.linear(2**16)
-    for sampler in ("heun", "f-pndm"):
-        coarse, fine = errors(sampler, schedule, "quadratic", (32, 64), noise())
-        assert math.log2(coarse / fine) == pytest.approx(2, abs=0.2)
-
-
 # ---------------------------------------------------------------- agreement with others
 
 
@@ -237,7 +234,7 @@ def test_euler_is_diffusers_ddim(nfe):
     diffusers = pytest.importorskip("diffusers")
     scheduler = diffusers.DDIMScheduler(
         beta_schedule="linear", clip_sample=False, set_alpha_to_one=True,
-        timestep_spacing="trailing",
+        timestep_spacing="leading",
     )  # fmt: skip
     scheduler.set_timesteps(nfe)
     schedule = DiscreteVP(scheduler.alphas_cumprod)
@@ -252,13 +249,28 @@ def test_euler_is_diffusers_ddim(nfe):
     assert ours.dtype == torch.float32
 
 
-@pytest.mark.parametrize("steps", [7, 15, 19, 100])
-def test_linear_times_are_diffusers_trailing_ones(steps):
-    # Only times: where steps do not divide T, DDIMScheduler itself steps past the next of them.
+@pytest.mark.parametrize(("ours", "theirs", "counts"), [
+    ("linear", "leading", (5, 10, 20, 25, 50, 100)),  # diffusers strides by T // N: only for these
+    ("trailing", "trailing", (7, 15, 19, 100)),
+])  # fmt: skip
+def test_times_are_diffusers(ours, theirs, counts):
     diffusers = pytest.importorskip("diffusers")
-    scheduler = diffusers.DDIMScheduler(timestep_spacing="trailing")
-    scheduler.set_timesteps(steps)
-    assert DiscreteVP.linear().times(steps)[:-1] == (scheduler.timesteps + 1).tolist()
+    scheduler = diffusers.DDIMScheduler(timestep_spacing=theirs)
+    for steps in counts:
+        scheduler.set_timesteps(steps)
+        assert DiscreteVP.linear().times(steps, ours)[:-1] == (scheduler.timesteps + 1).tolist()
+
+
+@pytest.mark.parametrize("fractional", [True, False])
+def test_f_pndm_asks_halfway_between_the_times_of_the_grid(fractional):
+    schedule = DiscreteVP(DiscreteVP.linear()._abar[1:], fractional=fractional)
+    net = Mixture(schedule)
+    sample(net, noise(), schedule, sampler="f-pndm", nfe=15)
+    asked = [float(t[0]) for t in net.times[:4]]
+    middle = (834 + 667) / 2
+    assert asked == [834, middle, middle, 667] if fractional else [834, 750, 750, 667]
+    low, high = (schedule.a(torch.tensor([t])) for t in (750, 750.5))
+    assert torch.equal(low, high)
 
 
 @pytest.mark.parametrize("eta", [1.0, 0.5])
@@ -266,7 +278,7 @@ def test_stochastic_is_diffusers_ddim_with_eta_and_the_same_noise(eta):
     diffusers = pytest.importorskip("diffusers")
     scheduler = diffusers.DDIMScheduler(
         beta_schedule="linear", clip_sample=False, set_alpha_to_one=True,
-        timestep_spacing="trailing",
+        timestep_spacing="leading",
     )  # fmt: skip
     scheduler.set_timesteps(20)
     schedule = DiscreteVP(scheduler.alphas_cumprod)
@@ -387,8 +399,9 @@ def test_double_precision_is_kept_to_the_end(kind, sampler):
 
     x = sample(net, schedule.prior(noise()), schedule, sampler=sampler, nfe=15)
     assert x.dtype == torch.float64
-    time = torch.int64 if kind == "vp" else torch.float64
-    assert set(seen) == {(torch.float64, time)}
+    times = {time for _, time in seen} - {torch.float32}  # F-PNDM's midpoints of a grid
+    assert {image for image, _ in seen} == {torch.float64}
+    assert times == {torch.int64 if kind == "vp" else torch.float64}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
