@@ -43,8 +43,10 @@ class OGDMConfig:
     d_width: float      = _setting(1.0, "width of D; 1 is its full size", above=0.0)
     d_lr: float         = _setting(1e-3, "learning rate of D", above=0.0)
     d_betas: tuple[float, float] = _setting((0.9, 0.999), "Adam's betas for D, as B1,B2", low=0.0, high=1.0)
+    d_mapping_lr: float = _setting(1.0, "learning rate of D's mapping of (t, s), as a multiple of d_lr", above=0.0)
     d_precision: str    = _setting("fp32", "arithmetic of D's convolutions", choices=("fp32", "bf16"))
     fused: bool         = _setting(False, "one pass of D over the fakes serves both updates")
+    augment_labels: str = _setting("keep", "EDM: project with the augmentation labels, or by one more evaluation without", choices=("keep", "drop"))
     seed: int           = _setting(0, "seed of D's weights and of the lookahead draws", low=0, high=2**63 - 1)
     # fmt: on
 
@@ -57,13 +59,30 @@ class OGDMConfig:
         return asdict(self) | {"d_betas": list(self.d_betas)}
 
     @classmethod
-    def from_mapping(cls, mapping: Mapping[str, Any]) -> OGDMConfig:
-        """From bare field names: a dict, keyword arguments, an OmegaConf node."""
+    def from_mapping(cls, mapping: Mapping[str, Any], backbone: str = "") -> OGDMConfig:
+        """From bare field names: a dict, keyword arguments, an OmegaConf node.
+
+        The key `recipe` names the defaults; `backbone` is the one that they are for.
+        """
         names = [f.name for f in fields(cls)]
-        unknown = sorted(set(mapping) - set(names))
+        unknown = sorted(set(mapping) - {*names, "recipe"})
         if unknown:
             raise ValueError(f"unknown OGDM setting {unknown[0]!r}; known are {', '.join(names)}")
-        return cls(**{name: mapping[name] for name in mapping})
+        given = {name: mapping[name] for name in mapping if name != "recipe"}
+        return cls(**recipe(mapping.get("recipe", "ours"), backbone) | given)
+
+
+# Defaults by name. "ours": the dataclass as it stands. "release": what the authors' released code
+# sets where the paper is silent; no LDM code was released, ADM's settings stand in (docs/choices.md).
+RELEASE = {"adversarial": "hinge", "r1": 0.25, "r1_every": 1, "d_lr": 1e-4, "d_mapping_lr": 0.01}
+RECIPES = {"ours": {}, "release": {"": RELEASE, "edm": RELEASE | {"r1": 1.0, "d_lr": 1e-3}}}
+
+
+def recipe(name: str, backbone: str = "") -> dict[str, Any]:
+    """The defaults that a recipe changes, for a backbone (adm, edm, ldm, diffusers)."""
+    if name not in RECIPES:
+        raise ValueError(f"unknown recipe {name!r}; use one of {', '.join(RECIPES)}")
+    return dict(RECIPES[name].get(backbone) or RECIPES[name].get("") or {})
 
 
 def allowed(f: Field) -> str:

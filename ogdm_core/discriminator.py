@@ -136,6 +136,10 @@ class ImageDiscriminator(nn.Module):
             )
         self.channels, self.size, self.labels = channels, size, labels
 
+    def mapping_parameters(self) -> list[nn.Parameter]:
+        """The parameters of the mapping of (t, s[, label])."""
+        return []
+
     def check(self, x: Tensor) -> None:
         """Refuses images of another shape."""
         if x.shape[1:] != (self.channels, self.size, self.size):
@@ -173,6 +177,10 @@ class Discriminator(ImageDiscriminator):
         self.embed_label = Linear(labels, 64) if labels else None
         inputs = 128 + (64 if labels else 0)
         self.mapping = nn.ModuleList(Linear(inputs if i == 0 else top, top) for i in range(8))
+
+    def mapping_parameters(self) -> list[nn.Parameter]:
+        embedding = [] if self.embed_label is None else self.embed_label.parameters()
+        return [*embedding, *self.mapping.parameters()]
 
     def condition(self, t: Tensor, s: Tensor, label: Tensor | None) -> Tensor:
         """The vector [N, C] that the features are compared with."""
@@ -222,6 +230,9 @@ class LightDiscriminator(ImageDiscriminator):
         self.out = nn.Linear(rest, 1)
         inputs = 128 + labels
         self.condition = nn.Sequential(nn.Linear(inputs, rest), nn.SiLU(), nn.Linear(rest, rest))
+
+    def mapping_parameters(self) -> list[nn.Parameter]:
+        return list(self.condition.parameters())
 
     def forward(
         self, x: Tensor, t: Tensor, s: Tensor, label: Tensor | None = None, parts: int = 1

@@ -16,19 +16,26 @@ from collections.abc import Callable, Mapping
 from dataclasses import Field, fields
 from typing import Any, NoReturn
 
-from .config import OGDMConfig, check, truth
+from .config import RECIPES, OGDMConfig, check, truth
 
 PREFIX = "ogdm"
 SWITCH_HELP = "train with observation guidance"
+RECIPE_HELP = "defaults of the other settings: ours, or the released code's (default: ours)"
 
 
-def from_args(args: argparse.Namespace | Mapping[str, Any]) -> OGDMConfig | None:
-    """The settings from parsed flags (`ogdm`, `ogdm_k`, ...); None when `--ogdm` is off."""
+def from_args(
+    args: argparse.Namespace | Mapping[str, Any], backbone: str = ""
+) -> OGDMConfig | None:
+    """The settings from parsed flags (`ogdm`, `ogdm_k`, ...); None when `--ogdm` is off.
+
+    Flags that were not given have the values of `--ogdm-recipe` for this backbone.
+    """
     values = args if isinstance(args, Mapping) else vars(args)
     if not values.get(PREFIX):
         return None
-    given = {f.name: values[_dest(f)] for f in fields(OGDMConfig) if _dest(f) in values}
-    return OGDMConfig(**given)
+    names = ["recipe", *(f.name for f in fields(OGDMConfig))]
+    given = {name: values.get(f"{PREFIX}_{name}") for name in names}
+    return OGDMConfig.from_mapping({k: v for k, v in given.items() if v is not None}, backbone)
 
 
 def to_flags(config: OGDMConfig, only_changed: bool = False) -> dict[str, str]:
@@ -51,10 +58,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"--{PREFIX}", nargs="?", const=True, default=False, type=_argparse(truth),
         metavar="BOOL", help=SWITCH_HELP,
     )  # fmt: skip
+    group.add_argument(
+        f"--{PREFIX}-recipe", f"--{PREFIX}_recipe", choices=tuple(RECIPES), help=RECIPE_HELP
+    )
     for f in fields(OGDMConfig):
         optional: dict[str, Any] = {"nargs": "?", "const": True} if _is_switch(f) else {}
         group.add_argument(
-            *_names(f), dest=_dest(f), default=_plain(f.default), type=_argparse(_parser(f)),
+            *_names(f), dest=_dest(f), type=_argparse(_parser(f)),
             metavar=_metavar(f), help=_help(f), **optional,
         )  # fmt: skip
 
@@ -78,9 +88,11 @@ def click_options(command: Callable) -> Callable:
     switch: dict[str, Any] = {"is_flag": False, "flag_value": True}  # the value may be left out
     for f in reversed(fields(OGDMConfig)):
         command = click.option(
-            *_names(f), _dest(f), default=_plain(f.default), type=Setting(f),
+            *_names(f), _dest(f), type=Setting(f),
             metavar=_metavar(f), help=_help(f), **(switch if _is_switch(f) else {}),
         )(command)  # fmt: skip
+    recipe = [f"--{PREFIX}-recipe", f"--{PREFIX}_recipe", f"{PREFIX}_recipe"]
+    command = click.option(*recipe, type=click.Choice(tuple(RECIPES)), help=RECIPE_HELP)(command)
     return click.option(
         f"--{PREFIX}", default=False, type=click.BOOL, metavar="BOOL", help=SWITCH_HELP, **switch
     )(command)

@@ -74,7 +74,7 @@ class Observer:
         self._built_for = {"channels": channels, "size": size, "labels": labels}
         distributed.broadcast(self.D.parameters())
         self.optimizer = torch.optim.Adam(
-            self.D.parameters(), lr=config.d_lr, betas=config.d_betas, fused=True
+            self._parameter_groups(), lr=config.d_lr, betas=config.d_betas, fused=True
         )
         self.steps = 0
         self.skipped = torch.zeros((), device=self.device)
@@ -180,7 +180,7 @@ class Observer:
         # Fused Adam leaves weights and moments alone where found_inf is 1, and reads it on device.
         self.optimizer.found_inf = bad.float()  # type: ignore[attr-defined]
         for group in self.optimizer.param_groups:
-            group["lr"] = c.d_lr * lr_scale
+            group["lr"] = c.d_lr * lr_scale * group["multiple"]
         self.optimizer.step()
         self.optimizer.zero_grad()
         self._pending.clear()
@@ -260,10 +260,17 @@ class Observer:
                 f"the saved discriminator does not fit this run ({differ}); give the settings it "
                 "was trained with, or start without it"
             )
+        if len(state["optimizer"]["param_groups"]) != len(self.optimizer.param_groups):
+            raise ValueError(
+                "the saved discriminator was trained with d_mapping_lr "
+                f"{state['config'].get('d_mapping_lr', 1.0):g}, this run has "
+                f"{self.config.d_mapping_lr:g}; one of them at 1 and the other not cannot be mixed"
+            )
         self.D.load_state_dict(state["discriminator"])
+        ours = [group["multiple"] for group in self.optimizer.param_groups]
         self.optimizer.load_state_dict(state["optimizer"])
-        for group in self.optimizer.param_groups:
-            group["betas"] = self.config.d_betas
+        for group, multiple in zip(self.optimizer.param_groups, ours, strict=True):
+            group |= {"betas": self.config.d_betas, "multiple": multiple}
         self.optimizer.zero_grad()
         self.steps = int(state["steps"])
         self.skipped.fill_(state["skipped"])
@@ -274,6 +281,18 @@ class Observer:
         return self._built_for | {"d_kind": c.d_kind, "d_width": c.d_width}
 
     # ---- helpers ------------------------------------------------------------------------------
+
+    def _parameter_groups(self) -> list[dict[str, Any]]:
+        """D's parameters; those of its mapping apart where they have a rate of their own."""
+        everything = list(self.D.parameters())
+        multiple = self.config.d_mapping_lr
+        if multiple == 1:
+            return [{"params": everything, "multiple": 1.0}]
+        mapping = {id(p) for p in self.D.mapping_parameters()}
+        return [
+            {"params": [p for p in everything if id(p) not in mapping], "multiple": 1.0},
+            {"params": [p for p in everything if id(p) in mapping], "multiple": multiple},
+        ]
 
     def _score(
         self, x: Tensor, condition: Condition, parts: int = 1, full_precision: bool = False

@@ -1,6 +1,6 @@
 import argparse
 import json
-from dataclasses import FrozenInstanceError, fields
+from dataclasses import FrozenInstanceError, fields, replace
 
 import pytest
 
@@ -21,8 +21,10 @@ OTHER = {
     "d_width": ("0.5", 0.5),
     "d_lr": ("2e-4", 2e-4),
     "d_betas": ("0.5,0.99", (0.5, 0.99)),
+    "d_mapping_lr": ("0.01", 0.01),
     "d_precision": ("bf16", "bf16"),
     "fused": ("True", True),
+    "augment_labels": ("drop", "drop"),
     "seed": ("12345678901234567", 12345678901234567),  # past the last whole number of a float
 }
 BAD = [
@@ -233,16 +235,20 @@ def test_click_refuses_bad_values_at_once(run_click, name, value, allowed):
 
 
 def test_names_help_and_defaults_are_the_same_everywhere(parser, click_main):
+    import click
+
     actions = {a.dest: a for a in parser._actions if a.dest.startswith("ogdm")}
     options = {o.name: o for o in click_main.params}
-    assert list(actions) == list(options) == ["ogdm", *(f"ogdm_{name}" for name in NAMES)]
+    names = ["ogdm", "ogdm_recipe", *(f"ogdm_{name}" for name in NAMES)]
+    assert list(actions) == list(options) == names
     for dest in actions:
-        assert actions[dest].default == options[dest].default
+        assert actions[dest].default == options[dest].get_default(click.Context(click_main))
         assert actions[dest].help == options[dest].help
         assert actions[dest].metavar == options[dest].metavar
         assert set(actions[dest].option_strings) == set(options[dest].opts)
-        if dest != "ogdm":
-            assert f"(default: {actions[dest].default})" in actions[dest].help
+    for f in fields(OGDMConfig):
+        shown = f.default if not isinstance(f.default, tuple) else ",".join(map(str, f.default))
+        assert f"(default: {shown})" in actions[f"ogdm_{f.name}"].help
 
 
 def test_help_lists_every_flag(parser, click_main):
@@ -251,6 +257,33 @@ def test_help_lists_every_flag(parser, click_main):
     pages = parser.format_help(), CliRunner().invoke(click_main, ["--help"]).output
     for page in pages:
         assert all(text in page for text in map(flag, NAMES))
+
+
+# ---------------------------------------------------------------- recipes
+
+
+@pytest.mark.parametrize(("backbone", "r1", "d_lr"), [("adm", 0.25, 1e-4), ("edm", 1.0, 1e-3)])
+def test_the_release_recipe_sets_defaults_and_every_flag_wins(
+    parser, run_click, backbone, r1, d_lr
+):
+    release = OGDMConfig(adversarial="hinge", r1=r1, r1_every=1, d_lr=d_lr, d_mapping_lr=0.01)
+    argv = ["--ogdm", "--ogdm-recipe", "release"]
+    for parse in (parser.parse_args, lambda argv: run_click(*argv)):
+        assert flags.from_args(parse(argv), backbone) == release
+        won = flags.from_args(
+            parse([*argv, "--ogdm-r1", "0.01", "--ogdm-r1-every", "16"]), backbone
+        )
+        assert won == replace(release, r1=0.01, r1_every=16)
+        assert flags.from_args(parse(["--ogdm", "--ogdm-recipe", "ours"]), backbone) == DEFAULT
+    mapping = {"recipe": "release", "adversarial": "nonsaturating"}
+    assert OGDMConfig.from_mapping(mapping, backbone) == replace(
+        release, adversarial="nonsaturating"
+    )
+
+
+def test_an_unknown_recipe_is_refused_with_the_known_ones():
+    with pytest.raises(ValueError, match="unknown recipe 'theirs'; use one of ours, release"):
+        OGDMConfig.from_mapping({"recipe": "theirs"})
 
 
 # ---------------------------------------------------------------- OmegaConf (LDM's style)

@@ -851,3 +851,23 @@ def test_above_t_max_nothing_is_asked_of_the_denoiser_and_below_nothing_changes(
         assert len(observer.per_sample["t"]) == 32
     assert bool((gradients_of[0][above] != 0).any()) and not gradients_of[1][above].any()
     torch.testing.assert_close(gradients_of[1][~above], gradients_of[0][~above])
+
+
+@pytest.mark.parametrize("kind", ["paper", "light"])
+def test_the_mapping_learns_at_its_own_rate_and_resumes(kind):
+    """Adam's first step moves every weight by the learning rate, up to its epsilon."""
+    observer = make_observer(d_kind=kind, d_mapping_lr=0.01, d_lr=1e-3, r1=0.0, labels=3)
+    mapping = {id(p) for p in observer.D.mapping_parameters()}
+    assert 0 < len(mapping) < len(list(observer.D.parameters()))
+    before = weights(observer.D)
+    batch, s = make_batch(observer.schedule)
+    observe(observer, batch, TinyNet(), s=s, label=torch.arange(8) % 3)
+    observer.step(1.0)
+    for p, old in zip(observer.D.parameters(), before, strict=True):
+        moved = float((p - old).detach().abs().max())
+        assert moved == pytest.approx(1e-5 if id(p) in mapping else 1e-3, rel=0.1)
+    again = make_observer(d_kind=kind, d_mapping_lr=0.01, labels=3)
+    again.load_state_dict(observer.state_dict())
+    plain = make_observer(d_kind=kind, labels=3)
+    with pytest.raises(ValueError, match="d_mapping_lr 0.01, this run has 1"):
+        plain.load_state_dict(observer.state_dict())
