@@ -25,7 +25,7 @@ from . import distributed
 from .config import OGDMConfig
 from .discriminator import KINDS
 from .losses import emission_loss, fake_loss, r1_penalty, real_loss
-from .random import seed_of, set_torch_state, torch_state
+from .random import replayed, seed_of, torch_state
 from .schedule import Schedule, expand
 from .solvers import EpsFn, project
 
@@ -304,15 +304,12 @@ class Observer:
 
     def _replayed(self, eps_fn: EpsFn, rng: list[Tensor] | None) -> EpsFn:
         """eps_fn under the random state `rng`; the global state stays as it was."""
-        devices = [self.device] if self.device.type == "cuda" else []
 
-        def replayed(x: Tensor, t: Tensor) -> Tensor:
-            with torch.random.fork_rng(devices=devices):
-                if rng is not None:
-                    set_torch_state(rng, self.device)
+        def again(x: Tensor, t: Tensor) -> Tensor:
+            with replayed(rng, self.device):
                 return eps_fn(x, t)
 
-        return replayed
+        return again
 
     def _seeded(self) -> torch.Generator:
         """The generator for the next draw: a function of (seed, rank, step, microbatch) alone."""

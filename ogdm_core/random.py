@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import random
+from collections.abc import Iterator
 from typing import Any, cast
 
 import numpy as np
@@ -32,6 +34,15 @@ def set_torch_state(states: list[torch.Tensor], device: torch.device) -> None:
     torch.set_rng_state(states[0])
     for state in states[1:]:
         torch.cuda.set_rng_state(state, device)
+
+
+@contextlib.contextmanager
+def replayed(states: list[torch.Tensor] | None, device: torch.device) -> Iterator[None]:
+    """Draws as from `states`, or as they come if None; afterwards the state is as it was."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        if states is not None:
+            set_torch_state(states, device)
+        yield
 
 
 def global_state() -> dict[str, Any]:

@@ -337,8 +337,8 @@ def ours(patched, data, theirs, tmp_path_factory):
 
         *[sampling(out / name, out / "tuned/ema_0.5_000002.pt", "--sampler", name, "--nfe", nfe,
                    *cond) for name, nfe in SAMPLERS.items()],
-        sampling(out / "clip", model, *words("--sampler euler --nfe 100 --clip_denoised True")),
-        sampling(out / "no-clip", model, *words("--sampler euler --nfe 100")),
+        sampling(out / "clip", model, *words("--sampler euler --nfe 100")),
+        sampling(out / "no-clip", model, *words("--sampler euler --nfe 100 --clip_denoised False")),
         sampling(out / "one-rank", model, *S_PNDM),
     ])  # fmt: skip
     return out

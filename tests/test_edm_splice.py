@@ -27,7 +27,8 @@ class Net(torch.nn.Module):
 
     def forward(self, x, sigma, class_labels=None, augment_labels=None):
         self.calls.append((x, sigma, class_labels, augment_labels))
-        shift = class_labels.sum(1) + augment_labels.sum(1)
+        shift = class_labels.sum(1)
+        shift = shift if augment_labels is None else shift + augment_labels.sum(1)
         return self.drop(self.conv(x)) + shift.reshape(-1, 1, 1, 1)
 
 
@@ -45,8 +46,9 @@ def flip(images):
     return images.flip(3), torch.full((len(images), 1), 0.25)
 
 
-def observed(projection="euler", gamma=0.1, fine_tuned=False):
-    config = OGDMConfig(projection=projection, gamma=gamma, k=0.3, d_width=0.02)
+def observed(projection="euler", gamma=0.1, fine_tuned=False, augment_labels="keep"):
+    config = OGDMConfig(projection=projection, gamma=gamma, k=0.3, d_width=0.02,
+                        augment_labels=augment_labels)  # fmt: skip
     torch.manual_seed(0)
     net = Net()
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
@@ -82,6 +84,28 @@ def test_projection_sees_what_the_loss_saw(monkeypatch):
     assert torch.equal(given["label"], labels)
     denoised = x_t - sigma * given["eps_t"]
     assert torch.allclose((denoised - inner.y) ** 2, loss, atol=1e-5)
+
+
+@pytest.mark.parametrize(("projection", "more"), [("euler", 1), ("heun", 2)])
+def test_dropped_augmentation_labels_cost_one_more_evaluation(projection, more):
+    session, net, loss_fn = observed(projection, augment_labels="drop")
+    masks = []
+    net.drop.register_forward_hook(lambda module, x, y: masks.append(y == 0))
+    images, labels = batch()
+    loss = loss_fn(net=net, images=images, labels=labels, augment_pipe=flip)
+    before = torch.get_rng_state()
+    session.add_emission(loss)
+    assert torch.equal(torch.get_rng_state(), before)
+    first, *others = net.calls
+    assert len(others) == more and all(call[3] is None for call in others)
+    assert torch.equal(others[0][0], first[0]) and torch.equal(masks[0], masks[1])
+
+
+def test_without_augmentation_there_is_no_label_to_drop():
+    session, net, loss_fn = observed(augment_labels="drop")
+    images, labels = batch()
+    session.add_emission(loss_fn(net=net, images=images, labels=labels))
+    assert len(net.calls) == 1
 
 
 def test_emission_is_added_to_every_pixel_with_weight_gamma():

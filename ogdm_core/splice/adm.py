@@ -46,16 +46,21 @@ def to_eps(diffusion, output: Tensor, x_t: Tensor, index: Tensor) -> Tensor:
 
 
 def make_eps_fn(diffusion, model, model_kwargs: dict[str, Tensor], clip: bool = False) -> EpsFn:
-    """The denoiser as eps(x [N, ...], t [N]), with t = 1..T.
+    """The denoiser as eps(x [N, ...], t [N]), with t = 1..T, or between whole t.
 
     With `clip`, eps is the one that leads to the predicted x_0 clamped to [-1, 1].
     """
     # Past DDP's wrapper: the second pass of Heun's projection must not announce another backward.
-    model = diffusion._wrap_model(getattr(model, "module", model))
+    model = getattr(model, "module", model)
+    wrapped = diffusion._wrap_model(model)
 
     def eps_fn(x: Tensor, t: Tensor) -> Tensor:
-        index = t - 1
-        output = model(x, diffusion._scale_timesteps(index), **model_kwargs)
+        index = (t - 1).long()
+        if t.is_floating_point():  # upstream's wrapper looks times up in a table of whole ones
+            time = (t - 1) * (1000 / diffusion.num_timesteps if diffusion.rescale_timesteps else 1)
+            output = model(x, time, **model_kwargs)
+        else:
+            output = wrapped(x, diffusion._scale_timesteps(index), **model_kwargs)
         eps = to_eps(diffusion, output, x, index)
         if clip:
             x_0 = diffusion._predict_xstart_from_eps(x_t=x, t=index, eps=eps).clamp(-1, 1)
@@ -122,7 +127,7 @@ class ObservedLoop(Upstream):
     def __init__(self, *, flags: argparse.Namespace, **kwargs: Any):
         from guided_diffusion import dist_util, logger
 
-        config, self.init_checkpoint = from_args(flags), flags.init_checkpoint
+        config, self.init_checkpoint = from_args(flags, "adm"), flags.init_checkpoint
         super().__init__(**kwargs)
         self.averages = not self.use_ddp and dist.get_world_size() > 1
         self.averages &= config is not None or flags.sync_gradients

@@ -21,7 +21,7 @@ from ..config import OGDMConfig
 from ..distributed import gather, print_once, rank, world
 from ..flags import click_options, from_args
 from ..observer import Observer
-from ..random import set_torch_state, torch_state
+from ..random import replayed, set_torch_state, torch_state
 from ..schedule import KarrasVE, expand
 from ..solvers import EpsFn
 from .recorder import Pass, Recorder, lr_scale
@@ -73,7 +73,7 @@ def training_kwargs(opts: dict[str, Any]) -> dict[str, Any]:
     kwargs: dict[str, Any] = {}
     if opts["lr_rampup"] is not None:
         kwargs["lr_rampup_kimg"] = opts["lr_rampup"] * 1000
-    config = from_args(opts)
+    config = from_args(opts, "edm")
     if config is None:
         return kwargs
     if opts["resume"] is not None and not state_beside(opts["resume"]).is_file():
@@ -146,13 +146,18 @@ class Observed:
         by C H W gamma L_emission, the weight that gamma has beside a mean over pixels."""
         y, seen = self.loss_fn.y, self.loss_fn.seen
         sigma, labels = seen.args
+        # The bare network, not its DDP wrapper: one wrapped pass arms DDP, which averages a
+        # parameter's gradient once it is complete, after all passes; another would only broadcast
+        # the buffers again.
+        eps_fn, eps_t = make_eps_fn(self.net, labels, **seen.kwargs), None
+        dropped = self.observer.config.augment_labels == "drop"
+        if dropped and seen.kwargs.get("augment_labels") is not None:
+            eps_fn = make_eps_fn(self.net, labels)
+            with replayed(seen.rng, self.device):
+                eps_t = eps_fn(seen.x, sigma.flatten())
         emission = self.observer.observe(
             x_0=y, eps=to_eps(y, seen.x, sigma), x_t=seen.x, t=sigma.flatten(),
-            eps_t=to_eps(seen.output, seen.x, sigma),
-            # The bare network, not its DDP wrapper: one wrapped pass arms DDP, which averages a
-            # parameter's gradient once it is complete, after both passes; a second would only
-            # broadcast the buffers again.
-            eps_fn=make_eps_fn(self.net, labels, **seen.kwargs),
+            eps_t=to_eps(seen.output, seen.x, sigma) if eps_t is None else eps_t, eps_fn=eps_fn,
             label=labels if self.net.label_dim else None,
             rng=seen.rng,
         )  # fmt: skip

@@ -54,10 +54,10 @@ def to_eps(model, output: Tensor, x_t: Tensor, index: Tensor) -> Tensor:
 
 
 def make_eps_fn(model, cond: Any = None) -> EpsFn:
-    """The denoiser as eps(x [N, C, H, W], t [N]), with t = 1..T, under upstream's `cond`."""
+    """The denoiser as eps(x [N, C, H, W], t [N]), with t = 1..T or between, under `cond`."""
 
     def eps_fn(x: Tensor, t: Tensor) -> Tensor:
-        return to_eps(model, model.apply_model(x, t - 1, cond), x, t - 1)
+        return to_eps(model, model.apply_model(x, t - 1, cond), x, (t - 1).long())
 
     return eps_fn
 
@@ -81,7 +81,7 @@ class ObservedModel(Upstream):
     apply_model: Any
 
     def __init__(self, *args: Any, ogdm: dict[str, Any] | None = None, **kwargs: Any):
-        config = OGDMConfig.from_mapping(ogdm or {})
+        config = OGDMConfig.from_mapping(ogdm or {}, "ldm")
         first_stage = kwargs.get("first_stage_config") or {}
         self._first_stage_trained = bool(first_stage.get("params", {}).get("ckpt_path"))
         super().__init__(*args, **kwargs)

@@ -24,8 +24,16 @@ class Sampling:
 
     def __init__(self, args: argparse.Namespace, diffusion):
         self.args, self.diffusion = args, diffusion
-        if args.clip_denoised is None:
-            args.clip_denoised = not args.sampler
+        if args.clip_denoised is None:  # upstream's default, and the paper's for these two
+            args.clip_denoised = args.sampler in (None, "euler", "stochastic")
+        if args.sampler:
+            from guided_diffusion import logger
+
+            logger.log(
+                f"assuming --num_heads {args.num_heads}, --num_head_channels "
+                f"{args.num_head_channels}: weights of other heads load all the same, and sample "
+                f"wrongly; predicted x_0 clipped: {args.clip_denoised}"
+            )
         self.first = dist.get_rank() * args.batch_size
 
     @staticmethod
@@ -36,7 +44,7 @@ class Sampling:
         parser.add_argument("--num_classes", type=int, default=0, metavar="INT",
                             help="draw labels below this; upstream draws below 1000 on any data "
                                  "set")  # fmt: skip
-        # None means "not given": clipping is upstream's default, not the samplers'.
+        # None means "not given": S-PNDM, F-PNDM and Heun do not clip by default.
         parser.set_defaults(clip_denoised=None)
 
     def labels(self, classes: Tensor) -> Tensor:

@@ -74,7 +74,7 @@ class Trainer:
 
     def __init__(self, args: argparse.Namespace):
         self.args = args
-        self.config = from_args(args)
+        self.config = from_args(args, "diffusers")
         channels = self._check_flags()
         self.images = data_sets.load(args.data, args.size)
         if args.class_cond and not args.model and not self.images.classes:

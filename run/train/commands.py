@@ -193,7 +193,7 @@ def _ogdm(preset: Preset) -> dict[str, str]:
 
 ADM_MODEL = {
     "--num_channels": 128, "--num_res_blocks": 3, "--attention_resolutions": "16,8",
-    "--use_scale_shift_norm": True, "--learn_sigma": False,
+    "--num_heads": 1, "--use_scale_shift_norm": True, "--learn_sigma": False,
     "--diffusion_steps": 1000, "--noise_schedule": "linear",
 }  # fmt: skip
 
