@@ -270,7 +270,7 @@ class Observer:
         ours = [group["multiple"] for group in self.optimizer.param_groups]
         self.optimizer.load_state_dict(state["optimizer"])
         for group, multiple in zip(self.optimizer.param_groups, ours, strict=True):
-            group |= {"betas": self.config.d_betas, "multiple": multiple}
+            group.update(betas=self.config.d_betas, multiple=multiple)
         self.optimizer.zero_grad()
         self.steps = int(state["steps"])
         self.skipped.fill_(state["skipped"])
@@ -288,7 +288,8 @@ class Observer:
         multiple = self.config.d_mapping_lr
         if multiple == 1:
             return [{"params": everything, "multiple": 1.0}]
-        mapping = {id(p) for p in self.D.mapping_parameters()}
+        D: Any = self.D
+        mapping = {id(p) for p in D.mapping_parameters()}
         return [
             {"params": [p for p in everything if id(p) not in mapping], "multiple": 1.0},
             {"params": [p for p in everything if id(p) in mapping], "multiple": multiple},

@@ -250,7 +250,7 @@ class DiscreteVP(Schedule):
             low, high = float(log_sigma[0].exp()), float(log_sigma[-1].exp())
             levels = karras_levels(low, high, _unit_interval(steps)).log()
             t = (levels[:, None] - log_sigma).abs().argmin(1) + 1
-        grid = [0]
+        grid: list[float] = [0]
         for n, time in enumerate(t.long().tolist(), start=1):
             grid.append(min(max(time, grid[-1] + 1), self.T - (steps - n)))
         return grid
