@@ -267,9 +267,9 @@ class Observer:
                 f"{self.config.d_mapping_lr:g}; one of them at 1 and the other not cannot be mixed"
             )
         self.D.load_state_dict(state["discriminator"])
-        ours = [group["multiple"] for group in self.optimizer.param_groups]
+        multiples = [group["multiple"] for group in self.optimizer.param_groups]
         self.optimizer.load_state_dict(state["optimizer"])
-        for group, multiple in zip(self.optimizer.param_groups, ours, strict=True):
+        for group, multiple in zip(self.optimizer.param_groups, multiples, strict=True):
             group.update(betas=self.config.d_betas, multiple=multiple)
         self.optimizer.zero_grad()
         self.steps = int(state["steps"])
