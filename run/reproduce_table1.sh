@@ -6,6 +6,7 @@
 #   run/reproduce_table1.sh    Euler's sampler, 12 rows on ADM, EDM and LDM
 #   run/reproduce_table2.sh    Heun's method, 2 rows on EDM
 #   run/reproduce_table3.sh    S-PNDM and F-PNDM, 16 rows on ADM, EDM and LDM
+#   run/reproduce_table7.sh    Heun's method and discriminator guidance, 4 rows on EDM
 #   run/reproduce_table9.sh    stochastic sampler, 4 rows on ADM
 #
 # Writes the table with our numbers beside the paper's. Can be stopped at any time; the same command
@@ -44,7 +45,7 @@ help_if_asked "$@"
 number="$(basename "$0" .sh)"
 number="${number#reproduce_table}"
 case "$number" in # the backbones of its rows, and what scores them; diffusers brings the digits
-  2) ensure_env diffusers edm eval tables ;;
+  2 | 7) ensure_env diffusers edm eval tables ;;
   9) ensure_env adm diffusers eval tables ;;
   *) ensure_env adm diffusers edm eval ldm tables ;;
 esac

@@ -11,7 +11,7 @@ import pytest
 from run.evaluate import adm
 from run.tables import __main__ as cli
 from run.tables import check, cost, paper
-from run.tables.jobs import Job, Options, Planner, Row, chain, select_rows
+from run.tables.jobs import Job, Options, Planner, Row, chain, select_rows, without_gradients
 from run.train.commands import Engine
 from run.train.presets import PRESETS
 
@@ -50,13 +50,34 @@ def problems(options: Options, *names: str, **more) -> str:
 def test_every_row_of_every_table_has_native_commands(options, number, smoke):
     for row in rows(options, number=number, smoke=smoke):
         assert LAUNCHERS[row.preset.backbone] in commands(row, "train")[-1]
-        samples = commands(row, "sample")
+        samples = [str(job.command()) for job in row.samples.values()]
         reported = [nfe for nfe, cell in row.cells.items() if cell.fid is not None]
         assert list(row.samples) == reported and len(samples) == len(reported)
         for nfe, line in zip(reported, samples, strict=True):
-            assert re.search(rf"--nfe[ =]{nfe}\b", line)
-            assert re.search(rf"--sampler[ =]{row.sampler}\b", line)
+            sampler, spent = without_gradients(row.sampler, nfe)
+            assert re.search(rf"--nfe[ =]{spent}\b", line)
+            assert re.search(rf"--sampler[ =]{sampler}\b", line)
+            assert ("--guide=" in line) == (row.sampler == "dg")
         assert len(commands(row, "score")) == len(reported)
+
+
+def test_a_guide_is_trained_on_samples_of_its_own_row(options):
+    """Table 7: N steps with a guide cost 3N - 2; both rows of a model share its samples."""
+    for row in rows(options, number=7):
+        guides = [job for job in row.chain() if job.kind == "guide"]
+        if row.sampler == "heun":
+            assert not guides
+            continue
+        (guide,) = guides
+        assert [cell.steps for cell in row.cells.values()] == [(nfe + 2) // 3 for nfe in row.cells]
+        samples, reference = guide.needs
+        assert samples.row == f"{row.preset.name}.heun-35" and reference.kind == "data"
+        assert str(guide.output) in str(row.samples[37].command())
+        assert "-m run.guidance train --kind paper" in str(guide.command())
+    moved = rows(replace(options, out=options.out / "else"), number=7)
+    assert [r.scores[37].key for r in moved if r.sampler == "dg"] == [
+        r.scores[37].key for r in rows(options, number=7) if r.sampler == "dg"
+    ]
 
 
 def test_a_fine_tune_starts_from_its_own_baseline(options):

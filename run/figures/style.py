@@ -35,7 +35,8 @@ SAMPLER_LINES = {
     "f-pndm": ":",
     "stochastic": (0, (1, 3)),
 }
-SAMPLER_NAMES = {"euler": "Euler", "heun": "Heun", "s-pndm": "S-PNDM", "f-pndm": "F-PNDM"}
+SAMPLER_NAMES = {"euler": "Euler", "heun": "Heun", "s-pndm": "S-PNDM", "f-pndm": "F-PNDM",
+                 "dg": "DG"}  # fmt: skip
 
 RC = {
     "axes.grid": True,

@@ -68,6 +68,8 @@ def parser() -> argparse.ArgumentParser:
 
 def train(args: argparse.Namespace) -> None:
     """Reads both sets, trains, writes the guide with what it was made of."""
+    import torch
+
     from ogdm_core.files import sha256
     from ogdm_core.guidance import save_guide
     from ogdm_core.trainer.images import load
@@ -80,6 +82,7 @@ def train(args: argparse.Namespace) -> None:
     guide, loss = train_guide(
         real, fake, steps=args.steps, batch=args.batch_size, lr=args.lr, kind=args.kind,
         width=args.width, labels=labels, flip=args.flip, seed=args.seed,
+        device="cuda" if torch.cuda.is_available() else "cpu",
     )  # fmt: skip
     digest = sha256(args.samples) if Path(args.samples).is_file() else "a folder"
     save_guide(args.output, guide, held_out_loss=f"{loss:.4f}", data=args.data, steps=args.steps,

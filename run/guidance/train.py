@@ -55,7 +55,7 @@ def train_guide(
         )
     if labels and (real.labels is None or fake.labels is None):
         raise ValueError("a guide with labels needs data and samples with labels")
-    if min(len(real), len(fake)) < 2 * HELD:
+    if min(len(real), len(fake)) < HELD:
         raise ValueError(f"{len(real)} images and {len(fake)} samples are too few to hold some out")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -21,8 +21,8 @@ from . import check
 from .jobs import Job, Options, Row, chain, module
 
 # Minutes and MB of memory (per process) of jobs that were not timed.
-MINUTES = {"data": 240, "train": 7 * 1440, "sample": 1440, "score": 240}
-MEMORY = {"data": 8_000, "train": 24_000, "sample": 24_000, "score": 48_000}
+MINUTES = {"data": 240, "train": 7 * 1440, "guide": 480, "sample": 1440, "score": 240}
+MEMORY = {"data": 8_000, "train": 24_000, "guide": 24_000, "sample": 24_000, "score": 48_000}
 
 
 def resources(options: Options) -> Callable[[Job], dict[str, Any]]:

@@ -30,6 +30,8 @@ from run.train.presets import PRESETS, Preset
 from . import paper, smoke
 
 SMOKE_IMAGES, PAPER_IMAGES = 16, 50_000
+GUIDE = {"--kind": "paper", "--width": 0.25, "--steps": 10_000}  # the paper names none of these
+GUIDE_NFE = 35
 WHOLE = 1 << 26  # files up to 64 MiB are hashed whole, of longer ones 64 pieces of 1 MiB
 
 
@@ -72,7 +74,7 @@ class Job:
     """A command that makes one thing, `output`."""
 
     row: str  # as in cifar10-adm-baseline, or cifar10-adm-baseline.euler-10
-    kind: str  # data | train | sample | score
+    kind: str  # data | train | guide | sample | score
     out: Path
     settings: Mapping[str, Any]
     build: Callable[[Path], Command | None]  # the command for a folder; None: nothing is to be done
@@ -224,10 +226,24 @@ def presets_of(table: paper.Table) -> dict[str, str]:
     return names
 
 
+def without_gradients(sampler: str, nfe: int) -> tuple[str, int]:
+    """What runs: dg is Heun's method, and of its 3N - 2 evaluations N - 1 are a guide's gradients.
+
+    Raises ValueError where the sampler cannot spend exactly `nfe`.
+    """
+    if sampler == "dg":
+        steps, rest = divmod(nfe + 2, 3)
+        if rest or not steps:
+            raise ValueError(f"dg cannot spend {nfe}: for N steps it is 3N - 2")
+        return "heun", 2 * steps - 1
+    steps_for_nfe(sampler, nfe)
+    return sampler, nfe
+
+
 def reachable(sampler: str, nfe: int) -> bool:
     """Whether the sampler can spend exactly `nfe` evaluations of the network."""
     try:
-        steps_for_nfe(sampler, nfe)
+        without_gradients(sampler, nfe)
     except ValueError:
         return False
     return True
@@ -295,18 +311,40 @@ class Planner:
     def sampled(self, preset, sampler: str, nfe: int, train: Job | None, checkpoint: str) -> Job:
         """Table 6's sampling at one NFE."""
         o = self.options
-        more = smoke.sampling(preset, o.samples) if o.smoke else {}
+        more = dict(smoke.sampling(preset, o.samples)) if o.smoke else {}
+        needs = [train] if train else []
+        if sampler == "dg":
+            needs.append(self.guide(preset, train, checkpoint))
+            more |= {"--guide": needs[-1].output, "--guide-weight": 1}
 
         def build(folder: Path) -> Command:
-            return commands.sample(preset, checkpoint, folder, sampler, nfe, o.samples, o.seed,
-                                   o.engine, more)  # fmt: skip
+            return commands.sample(preset, checkpoint, folder, *without_gradients(sampler, nfe),
+                                   o.samples, o.seed, o.engine, more)  # fmt: skip
 
         engine = replace(o.engine, gpus=1, nodes=1) if preset.backbone == "ldm" else o.engine
         return Job(
             f"{preset.name}.{sampler}-{nfe}", "sample", o.out, build(Path()).settings(), build,
             "samples.npz", "" if preset.backbone != "adm" else "samples_*.npz",
-            (train,) if train else (), () if train else (checkpoint,), preset, nfe, engine,
+            tuple(needs), () if train else (checkpoint,), preset, nfe, engine,
         )  # fmt: skip
+
+    def guide(self, preset: Preset, train: Job | None, checkpoint: str) -> Job:
+        """A discriminator between the training set and samples of the row's own model (Table 7).
+
+        The samples are those of EDM's 18 steps of Heun's method.
+        """
+        o, reference = self.options, self.data(preset)[1]
+        samples = self.sampled(preset, "heun", GUIDE_NFE, train, checkpoint)
+        flags = (smoke.GUIDE if o.smoke else GUIDE) | {"--seed": o.seed}
+
+        def build(folder: Path) -> Command:
+            places = {"--data": reference.output, "--samples": samples.output,
+                      "--output": folder / "guide.safetensors"}  # fmt: skip
+            command = module("train", **flags, **places)
+            return replace(command, launcher=(*command.launcher, "run.guidance"))
+
+        return Job(preset.name, "guide", o.out, flags, build, "guide.safetensors",
+                   needs=(samples, reference))  # fmt: skip
 
     def scored(self, preset: Preset, samples: Job) -> Job:
         """FID and recall against the training set."""

@@ -34,6 +34,7 @@ ADM_NET = {"--image_size": 32, "--num_channels": 32, "--num_res_blocks": 1, "--c
 ADM = ADM_NET | {"--log_interval": 1, "--lr": "1e-2", "--ema_rate": 0.5}
 EDM = {"--cbase": 8, "--cres": "1,1", "--tick": 1, "--snap": 1, "--dump": 1, "--augment": 0,
        "--ema": 0, "--lr-rampup": 0}  # fmt: skip
+GUIDE = {"--steps": 3, "--batch-size": 8}
 WIDTH = {"adm": "--ogdm_d_width", "edm": "--ogdm-d-width", "ldm": "model.params.ogdm.d_width"}
 
 

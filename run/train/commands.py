@@ -30,7 +30,7 @@ SCRIPT = {"adm": "scripts/image_train.py", "edm": "train.py", "ldm": "main.py"}
 # Flags that say where, or over how many processes, and nothing about the result. (ADM's and LDM's
 # batch sizes are per process; the whole batch is the preset's.)
 PLACES = {"--data_dir", "--init_checkpoint", "--batch_size", "--resume_checkpoint", "--model_path",
-          "--outdir", "--data", "--transfer", "--resume", "--network", "--npz", "--gpus",
+          "--outdir", "--data", "--transfer", "--resume", "--network", "--npz", "--guide", "--gpus",
           "--num_nodes", "--snap", "--dump", "-l", "-r", "data.params.batch_size",
           "model.params.ckpt_path",
           "data.params.train.params.folder", "data.params.validation.params.folder"}  # fmt: skip
