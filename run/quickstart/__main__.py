@@ -25,7 +25,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -82,13 +82,14 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, OGDMConfig]:
     add("--from-scratch", action="store_true", help="train the baseline anew, do not use ours")
     add("--jobs", type=count, help="fine-tunes side by side (default: one per core, at most 2)")
     flags.add_arguments(p)
-    p.set_defaults(**OGDM, ogdm_gamma=None)
+    p.set_defaults(**OGDM)
     args = p.parse_args(argv)
     job = JOBS[args.data]
     args.steps, args.samples = args.steps or job.steps, args.samples or job.samples
+    config = flags.from_args(vars(args) | {"ogdm": True}, "diffusers")
     if args.ogdm_gamma is None:
-        args.ogdm_gamma = GAMMA[args.ogdm_adversarial]
-    return args, flags.from_args(vars(args) | {"ogdm": True})
+        config = replace(config, gamma=GAMMA[config.adversarial])
+    return args, config
 
 
 class Runner:
