@@ -8,6 +8,8 @@
 #   run/test.sh -k edm           one backbone's tests: adm, edm, ldm or diffusers
 #   run/test.sh tests/test_x.py  one file
 #   run/test.sh -n 0             in one process, as a debugger wants it
+#   run/test.sh --cluster        the smoke table through a real Slurm, started on this machine; needs
+#                                root, and apt-get install slurm-wlm munge
 #
 # Needs Python 3.11 or later and git; no GPU. Tests on upstream code run where run/setup.sh has
 # fetched third_party/, and are skipped elsewhere; the closing summary says so.
@@ -23,6 +25,11 @@ else
   ensure_env all
 fi
 cd "$ROOT"
+
+if [ "${1:-}" = --cluster ]; then
+  export OGDM_CLUSTER=1 OMP_NUM_THREADS=1
+  exec "$PYTHON" -m pytest -n 0 tests/cluster "${@:2}"
+fi
 
 if $lint_only || "$PYTHON" -c 'import mypy, ruff' 2>/dev/null; then
   "$PYTHON" -m ruff check

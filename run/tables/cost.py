@@ -31,23 +31,21 @@ def resources(options: Options) -> Callable[[Job], dict[str, Any]]:
     times = json.loads(file.read_text()) if file.is_file() else {}
 
     def of(job: Job) -> dict[str, Any]:
-        if options.smoke:
-            return {"cpus_per_task": max(1, options.engine.threads), "mem_mb": 2_000, "runtime": 30}
-        processes = job.engine.gpus if job.engine else 1
-        nodes = job.engine.nodes if job.engine else 1
+        processes, nodes = (job.engine.gpus, job.engine.nodes) if job.engine else (1, 1)
+        each = 1 if nodes > 1 else processes  # the processes of one task; see below
         seconds = job_seconds(options, job, times)
         found: dict[str, Any] = {
-            "cpus_per_task": 8 if nodes > 1 else 8 * processes, "nodes": nodes,
-            "mem_mb": MEMORY[job.kind] * processes // nodes,
+            "cpus_per_task": each * (max(1, options.engine.threads) if options.smoke else 8),
+            "mem_mb": (2_000 if options.smoke else MEMORY[job.kind]) * processes // nodes,
             "runtime": round(seconds / 60 * 1.5) + 60 if seconds else MINUTES[job.kind],
+            "nodes": nodes,
         }  # fmt: skip
-        if job.kind != "data":
+        if job.kind != "data" and not options.smoke:
             found["gpu"] = processes
-        if nodes > 1:  # snakemake then leaves starting processes on the nodes to the command
-            per_node = processes // nodes
-            found |= {"mpi": "srun"} | (
-                {"tasks_per_node": per_node} if per_node > 1 else {"tasks": nodes}
-            )
+        if nodes > 1:  # a task per process, and snakemake leaves starting them to the command
+            several = processes > nodes
+            found |= {"tasks_per_node": processes // nodes} if several else {"tasks": nodes}
+            found["mpi"] = "srun"
         return found
 
     return of

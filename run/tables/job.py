@@ -25,6 +25,9 @@ from run.provenance import commit, versions
 from run.train.commands import Command, Engine, newest, resumed
 
 PACKAGES = ("torch", "numpy", "scipy", "pytorch-lightning", "mpi4py", "torch-fidelity", "snakemake")
+# Snakemake has started us by srun, as one task. Seeing Slurm, mpiexec would call srun for its
+# processes, and wait for resources that we hold; Lightning would expect one task per GPU.
+IN_SLURM = {"adm": {"HYDRA_LAUNCHER": "fork"}, "ldm": {"SLURM_JOB_NAME": "interactive"}}
 GRACE = 15  # seconds that a command gets to end by itself after a signal
 SCRAP = "images"  # folder of the images as single files, which the npz holds as well
 
@@ -93,6 +96,8 @@ def command_of(job: dict[str, Any], folder: Path) -> Command | None:
     command = Command(**job["command"])
     if job["engine"] and job["engine"]["nodes"] > 1:  # their names are known only now
         command = replace(command, launcher=Engine(**job["engine"]).launcher(job["backbone"]))
+    elif "SLURM_JOB_ID" in os.environ:
+        command = replace(command, env={**command.env, **IN_SLURM.get(job["backbone"], {})})
     return resumed(command, job["backbone"], folder) if job["kind"] == "train" else command
 
 
