@@ -129,10 +129,11 @@ def test_several_nodes_use_the_engine_of_the_backbone(monkeypatch):
     assert command.flags["--num_nodes"] == 2 and command.flags["--gpus"].count(",") == 8
     assert command.flags["data.params.batch_size"] == 6
     monkeypatch.setattr(commands, "slurm_nodes", lambda: ["a", "b"])  # inside a job of Slurm
+    monkeypatch.setattr(commands, "address", lambda node: f"{node}.local")
     argv = train(PRESETS["cifar10-adm-ogdm"], "x", OUT, engine=Engine(16, 2)).argv
     assert argv[3:9] == ["-launcher", "slurm", "-hosts", "a,b", "-ppn", "8"]
     argv = train(PRESETS["cifar10-edm-baseline"], "x", OUT, engine=Engine(16, 2)).argv
-    assert argv[0] == "srun" and "--rdzv_endpoint=a:29400" in argv
+    assert argv[0] == "srun" and "--rdzv_endpoint=a.local:29400" in argv
     command = train(PRESETS["lsun-church-ldm-baseline"], "", OUT, engine=engine)
     assert "--ntasks-per-node=8" in command.argv
 

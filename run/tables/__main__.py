@@ -117,8 +117,6 @@ def main(argv: list[str] | None = None) -> int:
     wrong_rows = select_rows(table, options.rows)[1]
     rows = Planner(options).rows()
     problems = wrong_rows + check.problems(options, rows)
-    if options.nodes_outside_slurm:
-        problems.append("--nodes: on several nodes jobs are started by Slurm; add --slurm")
     looking = args.dry_run or args.plan or args.table
     if wrong_rows or (problems and not looking):
         _say(f"Nothing was started. {len(problems)} to put right:")

@@ -55,6 +55,8 @@ def _settings(options: Options, rows: list[Row]) -> list[str]:
                          f"has {nfes}")  # fmt: skip
     for preset in trained(rows):
         found += engine.check(preset)
+    if engine.nodes > 1 and not options.slurm:
+        found.append("--nodes: on several nodes it is Slurm that starts the jobs; add --slurm")
     if not options.smoke and engine.gpus > 1 and engine.nodes == 1 and not options.slurm:
         import torch
 

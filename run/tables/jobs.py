@@ -60,10 +60,6 @@ class Options:
         return self.images or (SMOKE_IMAGES if self.smoke else PAPER_IMAGES)
 
     @property
-    def nodes_outside_slurm(self) -> bool:
-        return self.engine.nodes > 1 and not self.slurm
-
-    @property
     def net(self) -> str:
         """The feature net that is named by its import path; empty for Inception."""
         return self.features or (smoke.FEATURES if self.smoke else "")

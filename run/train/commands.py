@@ -139,7 +139,7 @@ class Engine:
             return (*srun, sys.executable)
         if not several:
             return (beside("torchrun"), "--standalone", f"--nproc_per_node={self.gpus}")
-        meet = self.rendezvous or (f"{nodes[0]}:29400" if nodes else "FIRST_NODE:29400")
+        meet = self.rendezvous or f"{address(nodes[0]) if nodes else 'FIRST_NODE'}:29400"
         return (*srun, beside("torchrun"), f"--nnodes={self.nodes}",
                 f"--nproc_per_node={self.per_node}", "--rdzv_backend=c10d",
                 f"--rdzv_endpoint={meet}", "--rdzv_id=ogdm")  # fmt: skip
@@ -161,6 +161,12 @@ def slurm_nodes() -> list[str]:
     nodes = subprocess.run(ask, capture_output=True, text=True, check=True).stdout.split()
     ask = ["scontrol", "show", "hostnames", *nodes]
     return subprocess.run(ask, capture_output=True, text=True, check=True).stdout.split()
+
+
+def address(node: str) -> str:
+    """Where other nodes reach a node of Slurm's; mostly its name."""
+    ask = ["sinfo", "--noheader", "--Node", f"--nodes={node}", "--format=%o"]
+    return subprocess.run(ask, capture_output=True, text=True, check=True).stdout.split()[0]
 
 
 # ---- training -----------------------------------------------------------------------------------

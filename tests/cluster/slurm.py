@@ -16,7 +16,7 @@ from pathlib import Path
 
 CONF, MUNGE = Path("/etc/slurm/slurm.conf"), Path("/run/munge")
 OURS = "# Written by tests/cluster, and removed by it."
-NODES = ("localhost", socket.gethostname())  # two names of this machine, which both resolve
+NODES = ("node1", "node2")
 TEXT = """{ours}
 ClusterName=ogdm
 SlurmctldHost={host}
@@ -64,15 +64,15 @@ class Slurm:
         self.folder, self.daemons = folder, []
 
     def __enter__(self) -> Slurm:
+        host = socket.gethostname()
         size = f"CPUs={os.cpu_count()} RealMemory={os.sysconf('SC_PHYS_PAGES') * 4096 >> 20}"
         nodes = "\n".join(
-            f"NodeName={name} NodeHostname={socket.gethostname()} Port={17001 + i} {size}"
+            f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={17001 + i} {size}"
             for i, name in enumerate(NODES)
         )
         for name in ("state", *NODES):
             (self.folder / name).mkdir()
-        CONF.write_text(TEXT.format(ours=OURS, host=socket.gethostname(), folder=self.folder,
-                                    nodes=nodes))  # fmt: skip
+        CONF.write_text(TEXT.format(ours=OURS, host=host, folder=self.folder, nodes=nodes))
         MUNGE.mkdir(exist_ok=True)
         subprocess.run(["chown", "-R", "munge:munge", MUNGE], check=True)
         self._start("runuser", "-u", "munge", "--", program("munged"), "--foreground", "--force")
@@ -82,9 +82,11 @@ class Slurm:
         for _ in range(120):
             if ask("sinfo", "--noheader", "--format=%T", check=False).split() == ["idle"]:
                 return self
+            if any(daemon.poll() is not None for daemon in self.daemons):
+                break
             time.sleep(0.5)
         self.__exit__()
-        logs = [p.read_text()[-1000:] for p in self.folder.glob("*.log")]
+        logs = [p.read_text()[-1000:] for p in self.folder.glob("*.out")]
         raise RuntimeError("Slurm's nodes did not become idle:\n" + "\n".join(logs))
 
     def _start(self, *argv: str) -> None:
