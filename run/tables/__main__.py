@@ -123,7 +123,8 @@ def main(argv: list[str] | None = None) -> int:
         _say(*(f"  - {problem}" for problem in problems))
         return 2
     if args.table:
-        return write_table(options, rows, argv)
+        write_table(options, rows, argv)
+        return 0
     if args.plan:
         cost.print_plan(options, rows)
     if args.dry_run:
@@ -138,7 +139,8 @@ def main(argv: list[str] | None = None) -> int:
             _say("\nBefore this can run:", *(f"  - {problem}" for problem in problems))
         return 0
     status = run(options, rows, native)
-    return write_table(options, rows, argv) or status
+    write_table(options, rows, argv)
+    return status
 
 
 def run(options, rows, native: list[str]) -> int:
@@ -181,8 +183,8 @@ def run(options, rows, native: list[str]) -> int:
             signal.signal(number, handler)
 
 
-def write_table(options, rows, argv: list[str]) -> int:
-    """Writes the table's files from what is there; 1 if a row has failed, or is not finished."""
+def write_table(options, rows, argv: list[str]) -> None:
+    """Writes the table's files from what is there, and prints it."""
     from . import table
 
     command = shlex.join([f"run/reproduce_table{options.number}.sh", *argv[1:]])
@@ -191,7 +193,6 @@ def write_table(options, rows, argv: list[str]) -> int:
     print(results["title"], *table.lines(results), sep="\n")
     print("FID / recall: ours, and the paper's in brackets")
     _say(*table.failures(results), f"{files[0].with_suffix('')}.{{json,csv,md,tex,png}}")
-    return 0
 
 
 def _say(*lines: str) -> None:
