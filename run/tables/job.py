@@ -7,6 +7,7 @@ last checkpoint. One process at a time works in a folder; a second one waits, an
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -28,7 +29,7 @@ PACKAGES = ("torch", "numpy", "scipy", "pytorch-lightning", "mpi4py", "torch-fid
 # Snakemake has started us by srun, as one task. Seeing Slurm, mpiexec would call srun for its
 # processes, and wait for resources that we hold; Lightning would expect one task per GPU.
 IN_SLURM = {"adm": {"HYDRA_LAUNCHER": "fork"}, "ldm": {"SLURM_JOB_NAME": "interactive"}}
-GRACE = 15  # seconds that a command gets to end by itself after a signal
+GRACE = 15  # seconds that a command gets to end after each signal
 SCRAP = "images"  # folder of the images as single files, which the npz holds as well
 
 
@@ -112,13 +113,13 @@ def call(command: Command, log: Path, lock: int) -> int:
         try:
             return process.wait()
         except KeyboardInterrupt:
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
-                process.send_signal(number)
-                try:
+            # It has mostly got the same signal, as one of our process group. A second one would
+            # interrupt torchrun while it ends its workers, and leave them running.
+            for end in (lambda: None, process.terminate, process.kill):
+                end()
+                with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(GRACE)
                     break
-                except subprocess.TimeoutExpired:
-                    continue
             raise
 
 

@@ -26,7 +26,6 @@ TaskPlugin=task/affinity
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 ReturnToService=2
-KillWait=5
 MinJobAge=300
 SlurmctldParameters=enable_configless
 StateSaveLocation={folder}/state

@@ -73,8 +73,9 @@ def test_a_requeued_job_goes_on_and_the_table_is_the_local_ones(cluster, third_p
     slurm.ask("scontrol", "update", f"JobId={job}", "StartTime=now")  # Slurm would wait 2 minutes
     assert run.wait() == 0
     assert log.read_text().count("\n$ cd ") == 2, "begun, killed, begun again"
+    assert log.read_text().count("Exiting...") == 1, "and the first one has not come to its end"
     assert numbers(tmp_path / "slurm") == numbers(tmp_path / "local")
-    assert ("done" in {line[2] for line in numbers(tmp_path / "slurm")}) is True
+    assert "done" in {line[2] for line in numbers(tmp_path / "slurm")}
     record = json.loads(log.with_name("done.json").read_text())
     assert record["commit"] and record["seconds"] > 0
 
