@@ -68,7 +68,7 @@ def test_jobs_run_once_needs_first_and_a_changed_setting_reruns_what_rests_on_it
     for made in all_jobs(rows).values():
         record = made.record()
         assert record["seconds"] >= 0 and record["commit"] and record["versions"]["snakemake"]
-        assert made.name in record["command"] and made.name in (made.folder / "log.txt").read_text()
+        assert made.name in record["command"] and made.name in (made.folder / "job.log").read_text()
     assert run(rows, tmp_path) == 0 and ran(tmp_path) == order
     assert "0 to do" in capfd.readouterr().err
     assert run(table(tmp_path, k="0.2"), tmp_path) == 0

@@ -40,7 +40,7 @@ def table(third_party, tmp_path_factory) -> Path:
         pytest.importorskip(module, reason="pip install -e '.[all]' brings what smoke runs need")
     out = tmp_path_factory.mktemp("out")
     done = reproduce(out, third_party)
-    logs = {p.parent.name: p.read_text()[-1500:] for p in out.glob("stages/*/log.txt")}
+    logs = {p.parent.name: p.read_text()[-1500:] for p in out.glob("stages/*/job.log")}
     assert done.returncode == 0, f"{done.stderr}\n{logs}"
     assert "mean nothing" in " ".join(done.stdout.split())
     return out
@@ -67,9 +67,9 @@ def test_the_observer_took_part(table):
     """Each trainer logged or saved a discriminator; the plain baselines did not."""
     stages = table / "stages"
     (adm,) = stages.glob("cifar10-adm-ogdm.train-*")
-    assert "d_real_acc" in (adm / "log.txt").read_text() and list(adm.glob("ogdm*.pt"))
+    assert "d_real_acc" in (adm / "job.log").read_text() and list(adm.glob("ogdm*.pt"))
     (edm,) = stages.glob("cifar10-edm-cond-ogdm-ft.train-*")
-    assert "d_loss" in (edm / "log.txt").read_text() and list(edm.glob("ogdm-state-*.pt"))
+    assert "d_loss" in (edm / "job.log").read_text() and list(edm.glob("ogdm-state-*.pt"))
     (base,) = stages.glob("cifar10-edm-cond-baseline.train-*")
     assert not list(base.glob("ogdm-state-*.pt"))
     (ldm,) = stages.glob("lsun-church-ldm-ogdm-ft.train-*")
@@ -80,8 +80,8 @@ def test_the_observer_took_part(table):
 
 
 def test_a_second_run_starts_no_command(table, third_party):
-    logs = {p: p.stat().st_mtime_ns for p in table.glob("stages/*/log.txt")}
+    logs = {p: p.stat().st_mtime_ns for p in table.glob("stages/*/job.log")}
     done = reproduce(table, third_party)
     assert done.returncode == 0, done.stderr
     assert "0 to do" in done.stderr
-    assert {p: p.stat().st_mtime_ns for p in table.glob("stages/*/log.txt")} == logs
+    assert {p: p.stat().st_mtime_ns for p in table.glob("stages/*/job.log")} == logs

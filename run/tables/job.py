@@ -1,6 +1,6 @@
 """Runs one job of a plan: `python -m run.tables.job PLAN JOB`. The Snakefile's rules call it.
 
-In the job's folder are `log.txt` (the command and all it prints), `done.json` once it is done (with
+In the job's folder are `job.log` (the command and all it prints), `done.json` once it is done (with
 command, versions, commit and seconds), and `state.json` until then. A training goes on from its own
 last checkpoint. One process at a time works in a folder; a second one waits, and finds it done.
 """
@@ -29,6 +29,7 @@ PACKAGES = ("torch", "numpy", "scipy", "pytorch-lightning", "mpi4py", "torch-fid
 # Snakemake has started us by srun, as one task. Seeing Slurm, mpiexec would call srun for its
 # processes, and wait for resources that we hold; Lightning would expect one task per GPU.
 IN_SLURM = {"adm": {"HYDRA_LAUNCHER": "fork"}, "ldm": {"SLURM_JOB_NAME": "interactive"}}
+LOG = "job.log"  # upstreams call theirs log.txt, and some empty it first
 GRACE = 15  # seconds that a command gets to end after each signal
 SCRAP = "images"  # folder of the images as single files, which the npz holds as well
 
@@ -53,8 +54,9 @@ def main(argv: list[str] | None = None) -> int:
         try:
             run(job, folder, lock.fileno())
         except (Failed, OSError) as error:
-            note(folder, status="failed", reason=f"{error}; see {folder / 'log.txt'}")
-            print(f"error: {name}: {error}", file=sys.stderr)
+            reason = f"{error}; see {folder / LOG}"
+            note(folder, status="failed", reason=reason)
+            print(f"error: {name}: {reason}", file=sys.stderr)
             return 1
         except KeyboardInterrupt:
             note(folder, status="stopped", reason="stopped by a signal")
@@ -68,7 +70,7 @@ def run(job: dict[str, Any], folder: Path, lock: int) -> None:
     command = command_of(job, folder)
     note(folder, status="running", host=socket.gethostname(), since=started)
     if command is not None:
-        status = call(command, folder / "log.txt", lock)
+        status = call(command, folder / LOG, lock)
         if status:
             raise Failed(f"exit status {status}")
     output = Path(job["output"])

@@ -16,7 +16,7 @@ from ogdm_core.files import write_json, write_text
 from run.provenance import commit, versions
 
 from . import paper
-from .job import PACKAGES
+from .job import LOG, PACKAGES
 from .jobs import Job, Options, Row
 
 OPEN = "–"
@@ -78,7 +78,7 @@ def failure(pending: list[Job]) -> dict[str, str] | None:
             reason = state.get("reason", f"begun on {state.get('host')} and not finished")
             status = "failed" if state["status"] == "failed" else "stopped"
             return {"job": job.name, "status": status, "reason": reason,
-                    "log": str(job.folder / "log.txt")}  # fmt: skip
+                    "log": str(job.folder / LOG)}  # fmt: skip
     return None
 
 

@@ -53,7 +53,7 @@ def numbers(out: Path) -> list[tuple[str, ...]]:
 def log_of(out: Path, text: str, seconds: int = 600) -> Path:
     """The training's log, once it holds `text`."""
     for _ in range(seconds * 2):
-        for log in out.glob(f"stages/{ROW}.train-*/log.txt"):
+        for log in out.glob(f"stages/{ROW}.train-*/job.log"):
             if text in log.read_text():
                 return log
         time.sleep(0.5)
@@ -73,7 +73,7 @@ def test_a_requeued_job_goes_on_and_the_table_is_the_local_ones(cluster, third_p
     slurm.ask("scontrol", "update", f"JobId={job}", "StartTime=now")  # Slurm would wait 2 minutes
     assert run.wait() == 0
     assert log.read_text().count("\n$ cd ") == 2, "begun, killed, begun again"
-    assert log.read_text().count("Exiting...") == 1, "and the first one has not come to its end"
+    assert log.read_text().count("Exiting...") == 1, "and the first one did not come to its end"
     assert numbers(tmp_path / "slurm") == numbers(tmp_path / "local")
     assert "done" in {line[2] for line in numbers(tmp_path / "slurm")}
     record = json.loads(log.with_name("done.json").read_text())
