@@ -1,5 +1,7 @@
 """Discriminator guidance: its sign, scale, cost and file; a guide that is trained on the spot."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -19,7 +21,7 @@ from ogdm_core.guidance import (
 )
 from ogdm_core.samplers import SAMPLERS
 from ogdm_core.schedule import expand
-from ogdm_core.trainer.images import Images
+from ogdm_core.trainer.images import Images, digits
 from run.guidance.__main__ import main
 from run.guidance.train import train_guide
 
@@ -210,6 +212,27 @@ def test_the_commands_sample_train_and_guide(tmp_path, capsys):
     assert main([*draw, "--guide", guide, "--output", f"{tmp_path}/b.npz"]) == 0
     assert "NFE 4" in capsys.readouterr().out
     assert not np.array_equal(plain, np.load(tmp_path / "b.npz")["arr_0"])
+
+
+def test_compare_measures_each_fine_tune_once(tmp_path, capsys):
+    pytest.importorskip("diffusers")
+    from run.evaluate.classifier import save_classifier, train_classifier
+
+    quickstart, model = tmp_path / "q", Path("run/quickstart/baseline-digits").absolute()
+    save_classifier(quickstart / "classifier-digits-0.pt", *train_classifier(digits(), epochs=1))
+    (quickstart / "runs").mkdir()
+    for name in ("control-seed0-ab", "control-seed1-cd"):
+        (quickstart / "runs" / name).symlink_to(model)
+    words = ["compare", str(quickstart), "--output", f"{tmp_path}/out", "--cells", "euler:2",
+             "--samples", "100", "--count", "20", "--steps", "2"]  # fmt: skip
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    assert "| euler 2 | control | 2 |" in out and "| euler 2 | control + guide, w = 1 | 3 |" in out
+    assert main([*words, "--weights", "2"]) == 0
+    assert capsys.readouterr().out.count("FID") == 3, "two new rows, and the table's head"
+    with pytest.raises(SystemExit):
+        main([*words, "--steps", "3"])
+    assert "give another --output" in capsys.readouterr().err
 
 
 def test_wrong_flags_end_in_one_line(tmp_path, capsys):

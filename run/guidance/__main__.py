@@ -58,7 +58,7 @@ def parser() -> argparse.ArgumentParser:
     add("quickstart", type=Path, help="the folder that run/quickstart.sh wrote")
     add("--output", type=Path, required=True, help="folder for samples, guides and results.json")
     add("--cells", default="euler:10,heun:11,heun:15,heun:25", help="default: %(default)s")
-    add("--weights", default="1", help="guidance weights, as in 0.5,1,2 (default: 1)")
+    add("--weights", default="1", help="guidance weights, as in 0.5,1,2; 0 for none (default: 1)")
     add("--discretisation", default="linear", help="time grid (default: linear)")
     add("--samples", type=number(int, 100), default=2000, help="images per cell (default: 2000)")
     add("--count", type=count, default=5000, help="samples that train a guide (default: 5000)")

@@ -100,7 +100,7 @@ def compare(
         guide = make_guide(run, output, name, "digits", discretisation, count, steps, seed)
         unet, scheduler = load_model(str(run))
         unet.eval()
-        for (sampler, nfe), weight in product(cells, (0.0, *weights)):
+        for (sampler, nfe), weight in product(cells, dict.fromkeys((0.0, *weights))):
             if (method, int(number), sampler, nfe, weight) in have:
                 continue
             x = draw(unet, scheduler, noise, sampler, nfe, discretisation=discretisation,
@@ -130,10 +130,7 @@ def _rows_of(path: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Markdown: a line per sampler, NFE, model and weight; mean ± standard deviation over seeds."""
-    lines = [
-        "| sampler, NFE | model | w | NFE with guide | FID | recall |",
-        "|---|---|---|---|---|---|",
-    ]
+    lines = ["| sampler | model | NFE in all | FID | recall |", "|---|---|---|---|---|"]
     groups: dict[tuple, list[dict[str, Any]]] = {}
     for row in rows:
         key = (row["sampler"], row["nfe"], row["method"], row["weight"], row["cost"])
@@ -144,6 +141,6 @@ def table(rows: list[dict[str, Any]]) -> str:
             values = [row[name] for row in group]
             spread = statistics.stdev(values) if len(values) > 1 else 0.0
             cells.append(f"{statistics.mean(values):.3f} ± {spread:.3f}")
-        guide = f"{method} + guide | {weight:g} | {cost}" if weight else f"{method} | - | -"
-        lines.append(f"| {sampler}, {nfe} | {guide} | {' | '.join(cells)} |")
+        model = f"{method} + guide, w = {weight:g}" if weight else method
+        lines.append(f"| {sampler} {nfe} | {model} | {cost} | {' | '.join(cells)} |")
     return "\n".join(lines)
