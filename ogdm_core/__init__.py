@@ -6,6 +6,7 @@ solvers        Phi(x_t, t, s; theta): the step that projects and samples
 samplers       Euler, Heun, S-PNDM, F-PNDM, stochastic
 discriminator  D_phi(x, t, s[, label]): the paper's, and a light one
 losses         L_emission, L_D, R1
+guidance       discriminator guidance while sampling, which the paper compares with
 observer       Observer: owns D, adds the emission term, updates D
 """
 
