@@ -108,8 +108,9 @@ def test_a_failed_job_stops_its_row_is_named_and_tried_again(tmp_path):
 
 def alone(rows: list, out: Path) -> list[str]:
     """The arguments of run.tables.job for the last job of `rows`, whose needs have none."""
-    plan = write_plan(Options(1, out=out), rows, lambda job: {})
-    return [str(plan), next(iter(rows[-1].scores.values())).folder.name]
+    (goal,) = rows[-1].scores.values()
+    plan = write_plan(out, "table1", chain([goal]), lambda job: {})
+    return [str(plan), goal.folder.name]
 
 
 @pytest.mark.parametrize(

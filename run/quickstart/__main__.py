@@ -17,6 +17,7 @@ import argparse
 import hashlib
 import json
 import os
+import re
 import resource
 import shlex
 import signal
@@ -172,7 +173,7 @@ def ensure_classifier(args: argparse.Namespace) -> Path:
     from run.evaluate import classifier
 
     code = sha256(classifier.__file__)[:8]  # other code, other features
-    path = args.out / f"classifier-{args.data}-{code}.pt"
+    path = args.out / f"classifier-{re.sub(r'[^a-z0-9]+', '_', args.data.lower())}-{code}.pt"
     if not path.exists():
         classifier.save_classifier(path, *classifier.train_classifier(load(args.data)))
     return path

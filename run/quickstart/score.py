@@ -5,6 +5,7 @@ python -m run.quickstart.score MODEL --data digits --output rows.json
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from torch import Tensor
 from ogdm_core.files import write_json
 from ogdm_core.flags import Parser, number
 from ogdm_core.guidance import Guide, guided, once_per_step
-from ogdm_core.samplers import sample
+from ogdm_core.samplers import sample, steps_for_nfe
 from ogdm_core.splice.diffusers import make_eps_fn, schedule_of
 from ogdm_core.trainer import images as data_sets
 from ogdm_core.trainer.train import check_model, load_model
@@ -29,6 +30,19 @@ GRID = {
     "f-pndm": (20, 25),
     "heun": (11, 15, 25),
 }
+
+
+def cells(text: str) -> list[tuple[str, int]]:
+    """'euler-5,s-pndm-10' as (sampler, NFE) pairs; raises what argparse shows."""
+    pairs = [cell.rpartition("-")[::2] for cell in text.split(",")]
+    try:
+        found = [(sampler, int(nfe)) for sampler, nfe in pairs]
+        for sampler, nfe in found:
+            steps_for_nfe(sampler, nfe)
+    except ValueError as error:
+        words = f"{text!r}: {error}; give SAMPLER-NFE[,...], such as euler-5,s-pndm-10"
+        raise argparse.ArgumentTypeError(words) from None
+    return found
 
 
 def draw(
@@ -66,6 +80,8 @@ def main(argv: list[str] | None = None) -> int:
     add("--size", type=number(int, 1), help="image size, where the data can be resized")
     add("--output", required=True, type=Path, help="json to write; an npz goes beside it")
     add("--samples", type=number(int, 4), default=2500, help="images per cell (default: 2500)")
+    add("--cells", type=cells, metavar="SAMPLER-NFE,...", help="as in euler-5,s-pndm-10",
+        default=[(sampler, nfe) for sampler, nfes in GRID.items() for nfe in nfes])  # fmt: skip
     add("--keep", type=number(int, 0), default=16, help="images per cell to keep (default: 16)")
     add("--classifier", type=Path, help="from save_classifier; absent: trained here")
     add("--noise-seed", type=int, default=0, help="seed of x_T (default: 0)")
@@ -88,8 +104,8 @@ def main(argv: list[str] | None = None) -> int:
     generator = torch.Generator().manual_seed(args.noise_seed)
     shape = (args.samples, images.channels, images.size, images.size)
     noise = torch.randn(shape, generator=generator).to(device)
-    rows, kept, total, done = [], {}, sum(map(sum, GRID.values())), 0
-    for sampler, nfe in [(sampler, nfe) for sampler, nfes in GRID.items() for nfe in nfes]:
+    rows, kept, total, done = [], {}, sum(nfe for _, nfe in args.cells), 0
+    for sampler, nfe in args.cells:
         x = draw(unet, scheduler, noise, sampler, nfe).cpu()
         fake = classifier.features(x)
         fid, (precision, recall) = metrics.fid(real, fake), metrics.precision_recall(real, fake)

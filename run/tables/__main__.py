@@ -16,6 +16,7 @@ from run.provenance import ROOT
 
 REPRODUCED = (1, 2, 3, 7, 9)
 HERE = Path(__file__).parent
+SLURM = HERE / "slurm"  # Snakemake's profile
 
 
 # fmt: off
@@ -144,22 +145,33 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run(options, rows, native: list[str]) -> int:
-    """Has Snakemake do what is still to be done; returns its exit status."""
+    """Does what is still to be done for these rows; returns Snakemake's exit status."""
     from .cost import resources
+
+    where = ["--profile", str(SLURM)] if options.slurm else ["--cores", str(options.jobs)]
+    goals = [job for row in rows for job in row.scores.values()]
+    name = f"table{options.number}"
+    return workflow(goals, options.out, name, resources(options), [*where, *native])
+
+
+def workflow(goals, out: Path, name: str, resources, native: list[str]) -> int:
+    """Has Snakemake do what is still to be done for the jobs `goals`; returns its exit status.
+
+    resources   what a scheduler is told about a job
+    native      Snakemake's options: where, how many at a time
+    """
     from .jobs import chain, write_plan
 
-    pending = chain((job for row in rows for job in row.scores.values()), pending=True)
-    total = len(chain(job for row in rows for job in row.scores.values()))
-    _say(f"{len(rows)} rows, {total} jobs, {len(pending)} to do; in {options.out}")
+    pending, total = chain(goals, pending=True), len(chain(goals))
+    _say(f"{len(goals)} results, {total} jobs, {len(pending)} to do; in {out}")
     if not pending:
         return 0
     for job in pending:
         job.marker.unlink(missing_ok=True)  # of an output that is gone
-    plan = write_plan(options, rows, resources(options))
-    where = ["--profile", str(HERE / "slurm")] if options.slurm else ["--cores", str(options.jobs)]
+    plan = write_plan(out, name, pending, resources)
     command = [
         sys.executable, "-m", "snakemake", "--snakefile", str(HERE / "Snakefile"),
-        "--directory", str(options.out), "--config", f"plan={plan}", *where,
+        "--directory", str(out), "--config", f"plan={plan}",
         # The keys in the folders' names say what is to be run again. Each job locks its own folder.
         "--rerun-triggers", "mtime", "--ignore-incomplete", "--nolock", "--keep-going",
         "--scheduler", "greedy", "--quiet", "host", "reason", *native,

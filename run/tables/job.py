@@ -101,7 +101,8 @@ def command_of(job: dict[str, Any], folder: Path) -> Command | None:
         command = replace(command, launcher=Engine(**job["engine"]).launcher(job["backbone"]))
     elif "SLURM_JOB_ID" in os.environ:
         command = replace(command, env={**command.env, **IN_SLURM.get(job["backbone"], {})})
-    return resumed(command, job["backbone"], folder) if job["kind"] == "train" else command
+    training = job["kind"] == "train" and job["backbone"]  # ogdm_core.trainer continues by itself
+    return resumed(command, job["backbone"], folder) if training else command
 
 
 def call(command: Command, log: Path, lock: int) -> int:

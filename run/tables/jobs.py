@@ -122,7 +122,7 @@ class Job:
     def command(self) -> Command | None:
         """What would run now: a training goes on from its own last checkpoint."""
         command = self.build(self.folder)
-        if command and self.kind == "train":
+        if command and self.kind == "train" and self.preset:
             return commands.resumed(command, self.preset.backbone, self.folder)
         return command
 
@@ -452,17 +452,15 @@ def _digits(folder: Path) -> Command:
     return module("run.tables.smoke", folder / "images")
 
 
-def write_plan(options: Options, rows: list[Row], resources: Callable[[Job], dict]) -> Path:
+def write_plan(out: Path, name: str, pending: list[Job], resources: Callable[[Job], dict]) -> Path:
     """Writes what the Snakefile reads: every job that is to be done; returns the file.
 
-    Its name is a hash of it: jobs that wait in a cluster's queue find the plan they belong to.
+    Its name ends in a hash of it: jobs that wait in a cluster's queue find the plan they belong to.
     """
-    pending = chain((job for row in rows for job in row.scores.values()), pending=True)
     jobs = {job.folder.name: job.to_json() | {"resources": resources(job)} for job in pending}
     for job in jobs.values():
-        job["needs"] = [name for name in job["needs"] if name in jobs]
-    text = json.dumps({"number": options.number, "jobs": jobs}, indent=1, default=str) + "\n"
-    name = hashlib.sha256(text.encode()).hexdigest()[:10]
-    path = options.out / "plans" / f"table{options.number}-{name}.json"
+        job["needs"] = [need for need in job["needs"] if need in jobs]
+    text = json.dumps({"name": name, "jobs": jobs}, indent=1, default=str) + "\n"
+    path = out / "plans" / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:10]}.json"
     write_text(path, text)
     return path

@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# Which k and gamma? Fine-tunes one model over a grid of settings and draws a heat map of FID.
+#
+# usage: run/sweep.sh [OPTION...] [--ogdm-SETTING VALUE...] [-- SNAKEMAKE OPTION...]
+#
+#   run/sweep.sh                                  k x gamma, 16 fine-tunes of the quickstart's baseline
+#   run/sweep.sh --set k=0.1,0.2 --set gamma=0.01,0.025 --set t_max=0.7,1
+#   run/sweep.sh --cells euler-5,heun-11 --seeds 0,1,2
+#   run/sweep.sh --model DIR --data IMAGES        a diffusers model of your own
+#   run/sweep.sh --slurm -- --default-resources slurm_partition=gpu
+#   run/sweep.sh --flags                          every flag
+#
+# FID is compared with that of a plain fine-tune of equal length. Writes OUT/sweep.json, sweep.md and
+# sweep.png. Can be stopped at any time; the same command continues, and a changed setting runs only
+# the fine-tunes that are new. The jobs are a Snakemake workflow. docs/sweep.md has a result.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+help_if_asked "$@"
+
+extras=(analysis diffusers tables)
+for arg in "$@"; do
+  case "$arg" in
+    --flags) set -- --help ;;
+    mnist | --data=mnist) extras+=(mnist) ;;
+  esac
+done
+check_arguments run.sweep "$@"
+ensure_env "${extras[@]}"
+exec "$PYTHON" -m run.sweep "$@"

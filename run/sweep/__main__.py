@@ -1,0 +1,161 @@
+"""Fine-tunes one diffusers model over a grid of OGDM's settings and compares FID with a plain
+fine-tune (the control) of the same length and seed.
+
+    run/sweep.sh --set k=0.1,0.2 --set gamma=0.01,0.025
+
+writes sweep.json, sweep.md and sweep.png. Settings that are not swept are the quickstart's (t_max
+0.7, the light discriminator, fused), or what the --ogdm- flags say. What follows -- is Snakemake's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ogdm_core import flags
+from ogdm_core.config import OGDMConfig
+
+GRID = {"k": "0.05,0.1,0.2,0.35", "gamma": "0.005,0.01,0.025,0.06"}
+CELLS = "euler-5,euler-10,s-pndm-10"
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One fine-tune: the values of the swept settings, none for the control."""
+
+    values: dict[str, str]
+    config: OGDMConfig | None
+    seed: int
+
+    @property
+    def name(self) -> str:
+        words = [f"{name}{value}" for name, value in self.values.items()] or ["control"]
+        return re.sub(r"[^\w.-]", "_", "-".join([*words, f"seed{self.seed}"]))
+
+
+def parse(argv: list[str]) -> tuple[argparse.Namespace, list[Arm]]:
+    """The flags, with Snakemake's as `native`, and the fine-tunes, controls first."""
+    from run.quickstart.__main__ import HERE, OGDM, seeds
+
+    cut = argv.index("--") if "--" in argv else len(argv)
+    p = flags.Parser(prog="run/sweep.sh", description=__doc__)
+    add, count = p.add_argument, flags.number(int, 1)
+    add("--set", action="append", default=[], metavar="NAME=V1,V2", help="values of a setting, as "
+        f"in --ogdm-NAME (default: {' '.join(f'{n}={v}' for n, v in GRID.items())})")  # fmt: skip
+    add("--cells", default=CELLS, metavar="SAMPLER-NFE,...", help=f"(default: {CELLS})")
+    add("--model", default=str(HERE / "baseline-digits"), help="folder in diffusers' format "
+        "(default: the quickstart's baseline)")  # fmt: skip
+    add("--data", default="digits", help="digits, mnist, an .npz or a folder (default: digits)")
+    add("--classifier", type=Path, help="whose features FID is taken in (default: trained here)")
+    add("--steps", type=count, default=2000, help="of each fine-tune (default: 2000)")
+    add("--samples", type=flags.number(int, 100), default=2500, help="images per sampler and NFE "
+        "(default: 2500)")  # fmt: skip
+    add("--seeds", type=seeds, default=[0], metavar="0,1,...", help="(default: 0)")
+    add("--jobs", type=count, default=1, help="fine-tunes side by side (default: 1)")
+    add("--slurm", action="store_true", help="submit the jobs to Slurm")
+    add("--gpus", type=flags.number(int, 0, 2), default=0, help="GPUs that each job asks Slurm for")
+    add("--out", type=Path, default=Path("out/sweep"), help="folder to write (default: out/sweep)")
+    add("--dry-run", action="store_true", help="print every command, run nothing")
+    flags.add_arguments(p)
+    p.set_defaults(**OGDM)
+    args = p.parse_args(argv[:cut])
+    args.native, args.out, given = argv[cut + 1 :], args.out.absolute(), dict(GRID)
+    for text in args.set:
+        name, equals, values = text.partition("=")
+        if not (name and equals and values):
+            p.error(f"--set: {text!r} is not NAME=V1,V2")
+        given[name.removeprefix("ogdm_").replace("-", "_")] = values
+    args.grid = {name: list(dict.fromkeys(text.split(","))) for name, text in given.items()}
+    arms = [Arm({}, None, seed) for seed in args.seeds]
+    for values in itertools.product(*args.grid.values()):
+        chosen = dict(zip(args.grid, values, strict=True))
+        settings = {n: v for n, v in vars(args).items() if n.startswith("ogdm_") and v is not None}
+        settings = {n.removeprefix("ogdm_"): v for n, v in settings.items()} | chosen
+        try:
+            config = OGDMConfig.from_mapping(settings, "diffusers")
+        except ValueError as error:
+            p.error(f"--set: {error}")
+        arms += [Arm(chosen, config, seed) for seed in args.seeds]
+    return args, arms
+
+
+def score_job(args: argparse.Namespace, arm: Arm, classifier: Path) -> Any:
+    """The job that leaves the FIDs of one fine-tune; it needs the job that trains."""
+    from run.quickstart.__main__ import FINETUNE, JOBS
+    from run.tables.jobs import Job, module
+
+    weights = Path(args.model, "unet", "diffusion_pytorch_model.safetensors")
+    known = args.data in JOBS or args.data.endswith(".npz")
+    data = args.data if args.data in JOBS else str(Path(args.data).absolute())
+    model = str(Path(args.model).absolute()) if Path(args.model).exists() else args.model
+    changed = flags.to_flags(arm.config, only_changed=True) if arm.config else {}
+    ogdm = [w for n, value in changed.items() for w in (f"--{n.replace('_', '-')}", value)]
+    train_words = ["--data", data, "--model", model, "--steps", args.steps, "--seed", arm.seed,
+                   *FINETUNE.split(), *ogdm]  # fmt: skip
+    score_words = ["--data", data, "--samples", args.samples, "--cells", args.cells]
+
+    def train_in(folder: Path) -> Any:
+        return module("ogdm_core.trainer", *train_words, "--output", folder)
+
+    def score_in(folder: Path) -> Any:
+        return module("run.quickstart.score", train.folder, *score_words, "--classifier",
+                      classifier, "--output", folder / "scores.json")  # fmt: skip
+
+    made_of = {"steps": args.steps, "seed": arm.seed, "finetune": FINETUNE, "data": data,
+               "ogdm": arm.config and arm.config.to_dict()}  # fmt: skip
+    inputs = (str(weights) if weights.exists() else model, *([data] if known else ()))
+    train = Job(arm.name, "train", args.out, made_of, train_in, "unet", inputs=inputs)
+    settings = {"samples": args.samples, "cells": args.cells}
+    return Job(arm.name, "score", args.out, settings, score_in, "scores.json", needs=(train,),
+               inputs=(str(classifier),))  # fmt: skip
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit status: 0 all done, 1 some fine-tunes failed, 2 nothing was started, 130 Ctrl-C."""
+    argv = sys.argv[1:] if argv is None else argv
+    args, arms = parse(argv)
+    from ogdm_core.trainer.train import check_model
+    from run.figures.style import command_line
+    from run.quickstart.__main__ import ensure_classifier
+    from run.quickstart.score import cells
+    from run.tables.__main__ import SLURM, workflow
+    from run.tables.jobs import chain
+
+    from . import report
+
+    try:
+        cells(args.cells)
+        check_model(args.model)
+        args.out.mkdir(parents=True, exist_ok=True)
+        classifier = (args.classifier or ensure_classifier(args)).absolute()
+    except (ValueError, OSError, ImportError, argparse.ArgumentTypeError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    jobs = [score_job(args, arm, classifier) for arm in arms]
+    if args.dry_run:
+        for job in chain(jobs):
+            print(f"# {job.name}{' (done)' if job.record() else ''}\n{job.command()}")
+        return 0
+    os.environ["OMP_NUM_THREADS"] = "1"  # these networks gain nothing from more
+    resources = {"cpus_per_task": 1, "mem_mb": 4_000, "runtime": 240}
+    resources |= {"gpu": args.gpus} if args.gpus else {}
+    where = ["--profile", str(SLURM)] if args.slurm else ["--cores", str(args.jobs)]
+    status = workflow(jobs, args.out, "sweep", lambda job: resources, [*where, *args.native])
+    results = report.collect(args, zip(arms, jobs, strict=True), command_line("run/sweep.sh", argv))
+    if not results["rows"]:
+        print("error: no control has been scored yet; nothing to compare with", file=sys.stderr)
+        return status or 1
+    print(report.to_markdown(results))
+    for path in report.write(results, args.out):
+        print(path)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

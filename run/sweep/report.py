@@ -1,0 +1,145 @@
+"""A sweep's results: JSON, a table, and a heat map of the change of FID against the control."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from ogdm_core.files import write_json, write_text
+from run.figures import style
+from run.provenance import commit
+
+PAPER = {"k": (0.1, 0.2), "gamma": (0.005, 0.025)}  # the ranges that the paper recommends
+
+
+def collect(args: argparse.Namespace, arms: Iterable[tuple[Any, Any]], command: str) -> dict:
+    """{"grid", "rows": [{"values", "sampler", "nfe", "control", "fid", "recall", "change"}], ...}.
+
+    Means over the seeds that are done; "change" is in percent of the control's FID. A combination
+    of values that is not done has no rows.
+    """
+    fids: dict[tuple, list[dict]] = {}
+    for arm, job in arms:
+        for row in json.loads(job.output.read_text())["rows"] if job.record() else ():
+            key = (*arm.values.values(), row["sampler"], row["nfe"])
+            fids.setdefault(key, []).append(row | {"seed": arm.seed})
+    rows = []
+    for (*values, sampler, nfe), found in fids.items():
+        controls = {row["seed"]: row["fid"] for row in fids.get((sampler, nfe), ())}
+        pairs = [(row, controls[row["seed"]]) for row in found if row["seed"] in controls]
+        if values and pairs:
+            control = fmean(fid for _, fid in pairs)
+            fid, recall = (fmean(row[name] for row, _ in pairs) for name in ("fid", "recall"))
+            rows.append({
+                "values": dict(zip(args.grid, values, strict=True)), "sampler": sampler, "nfe": nfe,
+                "control": control, "fid": fid, "recall": recall, "seeds": len(pairs),
+                "change": 100 * (fid / control - 1),
+            })  # fmt: skip
+    kept = ("grid", "model", "data", "steps", "samples", "seeds", "cells")
+    return {name: getattr(args, name) for name in kept} | {
+        "command": command, "commit": commit(), "rows": rows,
+    }  # fmt: skip
+
+
+def panels(results: dict) -> list[tuple[str, int]]:
+    """The samplers and NFEs, in order."""
+    return list(dict.fromkeys((row["sampler"], row["nfe"]) for row in results["rows"]))
+
+
+def cell(results: dict, values: dict[str, str], sampler: str, nfe: int) -> dict | None:
+    """The row of one combination of values at one sampler and NFE; None if it is not done."""
+    key = (values, sampler, nfe)
+    return next((r for r in results["rows"] if (r["values"], r["sampler"], r["nfe"]) == key), None)
+
+
+def control(results: dict, sampler: str, nfe: int) -> float:
+    """The control's FID at one sampler and NFE."""
+    rows = results["rows"]
+    return next(r["control"] for r in rows if (r["sampler"], r["nfe"]) == (sampler, nfe))
+
+
+def combinations(grid: dict[str, list[str]]) -> list[dict[str, str]]:
+    """Every combination of the settings' values."""
+    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+
+
+def to_markdown(results: dict) -> str:
+    """One line per combination: FID at each sampler and NFE, and its change."""
+    heads = [f"{style.sampler_name(s)} {nfe}" for s, nfe in panels(results)]
+    blank = [""] * (len(results["grid"]) - 1)
+    controls = [f"{control(results, *panel):.2f}" for panel in panels(results)]
+    lines = [[*results["grid"], *heads], ["control", *blank, *controls]]
+    for values in combinations(results["grid"]):
+        found = [cell(results, values, *panel) for panel in panels(results)]
+        texts = [f"{r['fid']:.2f} ({r['change']:+.0f} %)" if r else "–" for r in found]
+        lines.append([*values.values(), *texts])
+    text = ["| " + " | ".join(line) + " |" for line in lines]
+    return "\n".join([text[0], "|---" * len(lines[0]) + "|", *text[1:]])
+
+
+def write(results: dict, out: Path) -> list[Path]:
+    """sweep.json, sweep.md and sweep.png in `out`."""
+    files = [out / f"sweep.{kind}" for kind in ("json", "md", "png")]
+    write_json(files[0], results)
+    title = f"FID, and its change against a plain fine-tune of {results['steps']:,} steps"
+    write_text(files[1], f"# {title}\n\n    {results['command']}\n\n{to_markdown(results)}\n")
+    return [*files[:2], draw(results, files[2])]
+
+
+def draw(results: dict, path: Path) -> Path:
+    """Panels: samplers and NFEs across, settings beyond the first two down. Blue is a lower FID.
+
+    The frame is the paper's range of k and gamma, where both are swept.
+    """
+    grid = results["grid"]
+    across, down, *others = grid
+    shown, rest = panels(results), combinations({name: grid[name] for name in others})
+    limit = max(10.0, *(abs(row["change"]) for row in results["rows"]))
+    width, height = 0.8 * len(grid[across]) + 1.1, 0.55 * len(grid[down]) + 1.1
+    size = (width * len(shown) + 0.9, height * len(rest) + 0.3)
+    fig, axes = style.figure(len(rest), len(shown), size=size, squeeze=False, layout="constrained")
+    for line, fixed in zip(axes, rest, strict=True):
+        for ax, (sampler, nfe) in zip(line, shown, strict=True):
+            found = [
+                [cell(results, {across: x, down: y} | fixed, sampler, nfe) for x in grid[across]]
+                for y in grid[down]
+            ]  # fmt: skip
+            changes = [[r["change"] if r else float("nan") for r in row] for row in found]
+            picture = ax.imshow(changes, cmap="RdBu_r", vmin=-limit, vmax=limit, origin="lower",
+                                aspect="auto")  # fmt: skip
+            for y, row in enumerate(found):
+                for x, r in enumerate(row):
+                    text = f"{r['change']:+.0f} %\n{r['fid']:.2f}" if r else "–"
+                    dark = r is not None and abs(r["change"]) > 0.6 * limit
+                    ax.text(x, y, text, ha="center", va="center", fontsize=7,
+                            color="white" if dark else "black")  # fmt: skip
+            words = "".join(f", {name} {value}" for name, value in fixed.items())
+            title = f"{style.sampler_name(sampler)}, NFE {nfe}{words}"
+            plain = f"control: FID {control(results, sampler, nfe):.2f}"
+            ax.set(title=f"{title}\n{plain}", xlabel=across, ylabel=down)
+            ax.set_xticks(range(len(grid[across])), grid[across])
+            ax.set_yticks(range(len(grid[down])), grid[down])
+            ax.grid(False)
+            frame(ax, grid, across, down)
+    fig.colorbar(picture, ax=axes, label="change of FID against the control, %", shrink=0.9)
+    return style.save(fig, path, results["command"])
+
+
+def frame(ax: Any, grid: dict[str, list[str]], across: str, down: str) -> None:
+    """A line around the cells that are in the paper's ranges of k and gamma."""
+    if {across, down} != set(PAPER):
+        return
+    spans = []
+    for name in (across, down):
+        low, high = PAPER[name]
+        inside = [i for i, value in enumerate(grid[name]) if low <= float(value) <= high]
+        if not inside or inside != list(range(inside[0], inside[-1] + 1)):
+            return
+        spans.append((inside[0] - 0.5, len(inside)))
+    (x, width), (y, height) = spans
+    ax.add_patch(style.plt.Rectangle((x, y), width, height, fill=False, lw=2, ec=style.BLACK))
