@@ -6,11 +6,14 @@
 #   run/reproduce_table1.sh    Euler's sampler, 12 rows on ADM, EDM and LDM
 #   run/reproduce_table2.sh    Heun's method, 2 rows on EDM
 #   run/reproduce_table3.sh    S-PNDM and F-PNDM, 16 rows on ADM, EDM and LDM
+#   run/reproduce_table4.sh    other methods, and the best of Tables 1 to 3
 #   run/reproduce_table7.sh    Heun's method and discriminator guidance, 4 rows on EDM
+#   run/reproduce_table8.sh    DDGAN, and the best of Tables 1 to 3
 #   run/reproduce_table9.sh    stochastic sampler, 4 rows on ADM
 #
 # Writes the table with our numbers beside the paper's. Can be stopped at any time; the same command
 # continues. The jobs are a Snakemake workflow, on this machine or on a cluster (docs/clusters.md).
+# Tables 4 and 8 run nothing: they read the others' results in --out, and name what is missing.
 #
 #   --rows NAME[,NAME]     rows by name or glob, as in 'cifar10-edm-*'; --list shows them
 #   --nfes N[,N]           network evaluations, as in 10,20
@@ -46,6 +49,7 @@ number="$(basename "$0" .sh)"
 number="${number#reproduce_table}"
 case "$number" in # the backbones of its rows, and what scores them; diffusers brings the digits
   2 | 7) ensure_env diffusers edm eval tables ;;
+  4 | 8) ensure_env analysis ;;
   9) ensure_env adm diffusers eval tables ;;
   *) ensure_env adm diffusers edm eval ldm tables ;;
 esac

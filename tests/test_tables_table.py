@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from run.tables import __main__ as cli
-from run.tables import paper, reference, smoke, table
+from run.tables import assembled, paper, reference, smoke, table
 from run.tables.jobs import Options, Planner, Row, chain
 
 
@@ -25,7 +25,7 @@ def finished(options: Options, stop: str = "") -> list[Row]:
     rows = Planner(options).rows()
     done = set()
     for i, job in enumerate(chain(job for row in rows for job in row.scores.values())):
-        job.folder.mkdir(parents=True)
+        job.folder.mkdir(parents=True, exist_ok=True)
         if job.name == stop:
             failed = {"status": "failed", "reason": "exit status 9"}
             (job.folder / "state.json").write_text(json.dumps(failed))
@@ -117,6 +117,45 @@ def test_a_smoke_table_says_what_its_numbers_are_worth(options):
     found = results(replace(options, smoke=True, rows=("cifar10-adm-baseline",)))
     for text in (table.to_markdown(found), table.to_latex(found), table.to_csv(found)):
         assert "mean nothing" in text
+
+
+# ---- tables that repeat others' numbers ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", cli.ASSEMBLED)
+def test_what_a_table_repeats_is_the_papers_own_number(number):
+    """The mapping against the paper: FIDs agree, but NFE 8, which Table 3 does not have."""
+    repeated = [(cell, source) for cell in paper.table(number).rows
+                if (source := assembled.source(cell, number))]  # fmt: skip
+    assert len(repeated) == {4: 32, 8: 2}[number]
+    for cell, (of_table, row) in repeated:
+        found = {c.nfe: c.fid for c in paper.table(of_table).select(row)}
+        assert found.get(cell.nfe) == (None if cell.nfe == 8 else cell.fid)
+    copied = [cell for cell in paper.table(number).rows if cell.source == paper.COPIED]
+    assert copied and not any(assembled.source(cell, number) for cell in copied)
+
+
+def test_tables_4_and_8_are_assembled_and_name_what_is_missing(options, capsys):
+    out = str(options.out)
+    finished(replace(options, number=3, rows=("*-s-pndm",)))
+    assert cli.main(["8", "--out", out]) == 0
+    printed = capsys.readouterr().out
+    assert f"run/reproduce_table1.sh --rows cifar10-edm-ogdm-ft --nfes 20 --out {out}" in printed
+    assert "--rows cifar10-edm-ogdm-ft-s-pndm --nfes 8 --out" in printed
+    finished(replace(options, number=3, rows=("cifar10-edm-ogdm-ft-s-pndm",), nfes=(8,), seed=1))
+    assert cli.main(["8", "--out", out, "--dry-run"]) == 0
+    assert "s-pndm" not in capsys.readouterr().out  # only Table 1's is missing now
+    assert cli.main(["4", "--out", out]) == 0
+    rows = json.loads((options.out / "table4.json").read_text())["rows"]
+    done = {(row["row"], cell["nfe"]) for row in rows for cell in row["cells"] if cell["fid"]}
+    assert done == {("cifar10-ogdm", 15), ("cifar10-ogdm", 10)} | {
+        (row, nfe) for row in ("cifar10-s-pndm", "celeba64-s-pndm", "celeba64-ogdm")
+        for nfe in (25, 20, 15, 10)
+    }  # fmt: skip
+    markdown = (options.out / "table4.md").read_text()
+    assert "| DDIM †" in markdown and "† the paper copied" in markdown and "CT ‡" in markdown
+    assert r"DDIM $\dagger$" in (options.out / "table4.tex").read_text()
+    assert (options.out / "table4.png").stat().st_size > 10_000
 
 
 # ---- images -------------------------------------------------------------------------------------

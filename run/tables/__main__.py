@@ -15,6 +15,7 @@ from pathlib import Path
 from run.provenance import ROOT
 
 REPRODUCED = (1, 2, 3, 7, 9)
+ASSEMBLED = (4, 8)  # from the others' results
 HERE = Path(__file__).parent
 SLURM = HERE / "slurm"  # Snakemake's profile
 
@@ -98,6 +99,10 @@ def _pair(text: str) -> tuple[str, str]:
 def main(argv: list[str] | None = None) -> int:
     """Exit status: 0 all done, 1 some rows stopped, 2 nothing was started, 130 Ctrl-C."""
     argv = sys.argv[1:] if argv is None else argv
+    if argv and argv[0] in map(str, ASSEMBLED):
+        from . import assembled
+
+        return assembled.main(argv)
     cut = argv.index("--") if "--" in argv else len(argv)
     args, native = parser().parse_args(argv[:cut]), argv[cut + 1 :]
     try:
@@ -176,17 +181,15 @@ def workflow(goals, out: Path, name: str, resources, native: list[str]) -> int:
         "--rerun-triggers", "mtime", "--ignore-incomplete", "--nolock", "--keep-going",
         "--scheduler", "greedy", "--quiet", "host", "reason", *native,
     ]  # fmt: skip
+    # Set before it starts: a shell that starts us in the background has SIGINT ignored, and a child
+    # would inherit that.
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
     process = subprocess.Popen(command, process_group=0)
-
-    def stop(*_: object) -> None:
-        """Ctrl-C, or SIGTERM: ends snakemake and the running commands."""
-        os.killpg(process.pid, signal.SIGINT)
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         return process.wait()
     except KeyboardInterrupt:
+        os.killpg(process.pid, signal.SIGINT)  # ends snakemake and the running commands
         process.wait()
         _say("stopped; all that is done is kept, and the same command continues")
         return 130

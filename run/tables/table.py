@@ -178,12 +178,16 @@ def lines(results: dict) -> list[str]:
 def to_markdown(results: dict) -> str:
     """The table, what stopped, and where the numbers come from."""
     stopped = [f"- {line}" for line in failures(results)]
+    notes = [text for line in results.get("notes", ()) for text in (line, "")]
     made = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
+    settings = ("{samples:,} samples per cell, seed {seed}. " if "seed" in results else "").format(
+        **results
+    )
     return "\n".join([
         f"# {results['title']}", "", "FID / recall: ours, and the paper's in brackets.", "",
-        *lines(results), "", *(["Rows that stopped:", "", *stopped, ""] if stopped else []),
+        *lines(results), "", *notes, *(["Rows that stopped:", "", *stopped, ""] if stopped else []),
         f"![FID over NFE, ours and the paper's](table{results['number']}.png)", "",
-        f"{results['samples']:,} samples per cell, seed {results['seed']}. Made by", "",
+        f"{settings}Made by", "",
         f"    {results['command']}", "",
         f"at {results['written']}, commit {results['commit']}, {made}.", "",
     ])  # fmt: skip
@@ -238,7 +242,8 @@ def to_latex(results: dict) -> str:
             text.append(" & ".join(["    ", _escape(method_of(results, row)), *mine]) + r" \\")
             text.append(" & ".join(["    ", *grey]) + r" \\")
     text += [r"    \bottomrule", r"    \end{tabular}", r"\end{table*}"]
-    return "\n".join(text + [f"% {line}" for line in failures(results)]) + "\n"
+    text += [f"% {line}" for line in (*results.get("notes", ()), *failures(results))]
+    return "\n".join(text) + "\n"
 
 
 def _bold(rows: list[dict], row: dict, nfe: int, name: str) -> str:
@@ -250,7 +255,8 @@ def _bold(rows: list[dict], row: dict, nfe: int, name: str) -> str:
 
 
 def _escape(text: str) -> str:
-    return "".join(f"\\{c}" if c in "&%$#_{}" else c for c in text).replace("–", "--")
+    text = "".join(f"\\{c}" if c in "&%$#_{}" else c for c in text)
+    return text.replace("–", "--").replace("†", r"$\dagger$").replace("‡", r"$\ddagger$")
 
 
 def plot(results: dict, path: Path) -> Path:
@@ -258,7 +264,7 @@ def plot(results: dict, path: Path) -> Path:
     from matplotlib.lines import Line2D
     from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
-    from run.figures.style import GREY, figure, method_colour, sampler_name, save
+    from run.figures.style import GREY, MARKERS, PALETTE, figure, method_colour, sampler_name, save
 
     groups = _groups(results)
     width = min(len(groups), 3)
@@ -266,13 +272,17 @@ def plot(results: dict, path: Path) -> Path:
     size = (max(3.3 * width, 5.0), 2.6 * height + 0.9)
     fig, axes = figure(height, width, size=size, squeeze=False, layout="constrained")
     methods = list(dict.fromkeys(row["method"] for row in results["rows"]))
+    looks = {}  # colour and marker; markers differ where there are more methods than colours
+    for i, method in enumerate(methods):
+        marker = MARKERS[(i + i // 7) % 7] if len(methods) > len(PALETTE) else "o"
+        looks[method] = (method_colour(method, i), marker)
     for ax, ((dataset, sampler), rows) in zip(axes.flat, groups, strict=False):
         for row in rows:
-            colour = method_colour(row["method"], methods.index(row["method"]))
-            for name, style, face in (("paper_fid", "--o", "white"), ("fid", "-o", colour)):
+            colour, marker = looks[row["method"]]
+            for name, line, face in (("paper_fid", "--", "white"), ("fid", "-", colour)):
                 points = [(c["nfe"], float(c[name])) for c in row["cells"] if c[name] is not None]
                 if points:
-                    ax.plot(*zip(*points, strict=True), style, color=colour, mfc=face)
+                    ax.plot(*zip(*points, strict=True), line + marker, color=colour, mfc=face)
         title = f"{dataset}, {sampler_name(sampler)}"
         ax.set(title=title, xlabel="NFE", ylabel="FID", yscale="log")
         nfes = sorted({c["nfe"] for row in rows for c in row["cells"]})
@@ -284,9 +294,10 @@ def plot(results: dict, path: Path) -> Path:
         ax.yaxis.set_minor_locator(NullLocator())
     for ax in list(axes.flat)[len(groups) :]:
         ax.set_axis_off()
-    keys = [Line2D([], [], color=method_colour(m, i), label=m) for i, m in enumerate(methods)]
+    keys = [Line2D([], [], color=c, marker=m if m != "o" else None, label=method)
+            for method, (c, m) in looks.items()]  # fmt: skip
     keys.append(Line2D([], [], color=GREY, marker="o", label="ours"))
     keys.append(Line2D([], [], color=GREY, marker="o", ls="--", mfc="white", label="the paper's"))
-    fig.legend(handles=keys, loc="outside lower center", ncols=len(keys))
+    fig.legend(handles=keys, loc="outside lower center", ncols=min(len(keys), int(size[0] / 1.2)))
     fig.suptitle("\n".join(textwrap.wrap(results["title"], int(size[0] * 13))), fontsize=10)
     return save(fig, path, results["command"], small_print=False)
