@@ -19,6 +19,7 @@
 #   --nfes N[,N]           network evaluations, as in 10,20
 #   --images N             samples per cell (default: 50000)
 #   --checkpoint ROW=PATH  sample these weights; no training of that row
+#   --set ROW:--FLAG=VALUE a native flag of a row, as in 'cifar10-adm-*:--num_heads=4'
 #   --seed N               of training and sampling (default: 0)
 #   --scale smoke          tiny networks on a few digits, on a CPU: shows that every command runs
 #

@@ -133,6 +133,37 @@ def test_commands_find_the_users_own_modules(options, monkeypatch, tmp_path):
         assert paths[0] == str(first) and paths[-1] == str(tmp_path / "nets")
 
 
+def test_a_native_flag_reaches_the_commands_and_the_key_of_its_row_only(options):
+    plain = keys(options)
+    sets = (
+        ("cifar10-adm-ogdm-ft", "train", "--num_heads", "4"),
+        ("cifar10-adm-ogdm-ft", "train", "--lr", "5e-5"),
+        ("cifar10-adm-ogdm-ft", "train", "--ogdm_r1", "0.5"),
+        ("cifar10-adm-ogdm-ft", "sample", "--clip_denoised", "False"),
+    )
+    changed = keys(replace(options, sets=sets))
+    differ = {name for name in plain if plain[name] != changed[name]}
+    assert differ and all(name.startswith("cifar10-adm-ogdm-ft") for name in differ)
+    for i in range(len(sets)):
+        one = keys(replace(options, sets=sets[i : i + 1]))
+        training = "cifar10-adm-ogdm-ft.train"
+        assert (one[training] != plain[training]) == (sets[i][1] == "train")
+    (row,) = rows(options, "cifar10-adm-ogdm-ft", sets=sets)
+    train, sample = commands(row, "train")[-1], commands(row, "sample")[-1]
+    assert "--num_heads 4" in train and "--num_heads 4" in sample and "--num_heads 1" not in sample
+    assert "--lr 5e-5" in train and "--lr" not in sample and "--ogdm_r1 0.5" in train
+    assert "--clip_denoised False" in sample and "--clip_denoised" not in train
+    assert "--set: Table 1 has no row 'no-*'" in problems(
+        options, sets=(("no-*", "train", "--lr", "1"),)
+    )
+
+
+@pytest.mark.parametrize("text", ["row", "row:--lr", ":--lr=1", "row:=1", "row:sample:--lr"])
+def test_a_set_that_is_none_says_how_one_looks(text):
+    with pytest.raises(ValueError, match="is not ROW:--FLAG=VALUE"):
+        cli._set(text)
+
+
 def test_a_checkpoint_takes_the_place_of_training(options, tmp_path):
     weights = tmp_path / "base.pt"
     weights.write_text("x")

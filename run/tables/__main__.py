@@ -34,6 +34,7 @@ def parser() -> argparse.ArgumentParser:
     add("--nfes",        metavar="N[,N]", default="", help="network evaluations (default: the table's)")
     add("--images",      metavar="N", type=int, default=0, help="samples per cell (default: 50000; 16 in a smoke run)")
     add("--checkpoint",  metavar="ROW=PATH", action="append", default=[], help="weights to sample in place of training the row; fine-tunes of a baseline that is given start from them")
+    add("--set",         metavar="ROW:--FLAG=VALUE", action="append", default=[], help="a native flag of a row's training (ROW by name or glob), and of its sampling where that has the flag too; ROW:sample:--FLAG=VALUE of its sampling alone")
     add("--scale",       choices=("paper", "smoke"), default="paper", help="smoke: tiny networks on a few digits, on a CPU, to see that all commands run")
     add("--seed",        metavar="N", type=int, default=0, help="of training (EDM, LDM) and sampling (default: 0)")
     add = p.add_argument_group("where and how").add_argument
@@ -60,6 +61,7 @@ def options_from(args: argparse.Namespace):
     """Checked as far as syntax goes; raises ValueError."""
     nfes = _integers("--nfes", args.nfes)
     checkpoints = tuple(_pair(text) for text in args.checkpoint)
+    sets = tuple(_set(text) for text in args.set)
     from run.train.commands import Engine
 
     from .jobs import Options
@@ -72,7 +74,7 @@ def options_from(args: argparse.Namespace):
     return Options(
         number=args.number,
         rows=tuple(name for text in args.rows for name in text.split(",") if name),
-        nfes=nfes, images=args.images, checkpoints=checkpoints, smoke=smoke, out=out.absolute(),
+        nfes=nfes, images=args.images, checkpoints=checkpoints, sets=sets, smoke=smoke, out=out.absolute(),
         data=args.data.absolute(), weights=str(Path(args.weights).absolute()) if args.weights else "",
         features=args.features, evaluator=args.evaluator, seed=args.seed, jobs=jobs, slurm=args.slurm,
         engine=Engine(args.gpus, args.nodes, "", args.third_party.absolute(), threads),
@@ -94,6 +96,17 @@ def _pair(text: str) -> tuple[str, str]:
     if not (name and equals and path):
         raise ValueError(f"--checkpoint: {text!r} is not ROW=PATH")
     return name, path if path.startswith(("http://", "https://")) else str(Path(path).absolute())
+
+
+def _set(text: str) -> tuple[str, str, str, str]:
+    """(row, train or sample, flag, value) of ROW:--FLAG=VALUE or ROW:sample:--FLAG=VALUE."""
+    row, _, rest = text.partition(":")
+    kind, rest = ("sample", rest[7:]) if rest.startswith("sample:") else ("train", rest)
+    flag, equals, value = rest.partition("=")
+    if not (row and flag and equals):
+        raise ValueError(f"--set: {text!r} is not ROW:--FLAG=VALUE, as in "
+                         "'cifar10-adm-*:--num_heads=4'")  # fmt: skip
+    return row, kind, flag, value
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import importlib.util
 import os
 import shutil
@@ -45,6 +46,10 @@ def _settings(options: Options, rows: list[Row]) -> list[str]:
     if options.images and options.images < LEAST_IMAGES:
         found.append(f"--images: {options.images}; FID and recall need {LEAST_IMAGES} at the "
                      "least, the paper took 50000")  # fmt: skip
+    names = presets_of(paper.table(options.number))
+    for pattern, *_ in options.sets:
+        if not fnmatch.filter(names, pattern):
+            found.append(f"--set: Table {options.number} has no row {pattern!r}; --list shows them")
     if options.jobs < 1:
         found.append(f"--jobs: {options.jobs}; give 1 or more")
     samplers = sorted({row.sampler for row in rows})

@@ -44,6 +44,7 @@ class Options:
     nfes: tuple[int, ...] = ()  # all of the table's if empty
     images: int = 0  # samples per cell; 0: the paper's 50,000, or a few in a smoke run
     checkpoints: tuple[tuple[str, str], ...] = ()  # (row or preset, path)
+    sets: tuple[tuple[str, str, str, str], ...] = ()  # (row or preset or glob, job, flag, value)
     smoke: bool = False
     out: Path = Path("out/tables")
     data: Path = Path("data")
@@ -254,6 +255,14 @@ class Planner:
         self.given = {known[name]: path for name, path in options.checkpoints if name in known}
         self._trained: dict[str, Job] = {}
 
+    def set_for(self, preset: Preset, job: str) -> dict[str, str | None]:
+        """The native flags that --set gives this preset's training ("train") or its sampling."""
+        names = [preset.name, *(row.row for row in self.table.rows if row.preset == preset.name)]
+        return {
+            flag: value or None for pattern, kind, flag, value in self.options.sets
+            if kind == job and fnmatch.filter(names, pattern)
+        }  # fmt: skip
+
     def rows(self) -> list[Row]:
         """The rows that --rows names."""
         return [self.row(name) for name in select_rows(self.table, self.options.rows)[0]]
@@ -287,6 +296,8 @@ class Planner:
         as_run, more = (
             (smoke.small(preset), smoke.training(preset, init)) if o.smoke else (preset, {})
         )
+        changed = self.set_for(preset, "train")
+        more = {**more, **changed}
         if preset.backbone == "ldm":
             inputs += [path for path in more.get("--base", ()) if os.path.isabs(path)]
 
@@ -296,7 +307,7 @@ class Planner:
             return commands.train(as_run, data, folder, init, o.seed, engine, {**more, **place})
 
         flags = build(Path(), Engine()).settings()
-        settings = asdict(as_run) | {n: v for n, v in flags.items() if "ogdm" not in n}
+        settings = asdict(as_run) | {n: v for n, v in flags.items() if "ogdm" not in n} | changed
         self._trained[preset.name] = Job(
             preset.name, "train", o.out, settings | ({"scale": "smoke"} if o.smoke else {}), build,
             {"adm": "model.pt", "edm": "model.pkl", "ldm": "model.ckpt"}[preset.backbone],
@@ -307,7 +318,10 @@ class Planner:
     def sampled(self, preset, sampler: str, nfe: int, train: Job | None, checkpoint: str) -> Job:
         """Table 6's sampling at one NFE."""
         o = self.options
-        more = dict(smoke.sampling(preset, o.samples)) if o.smoke else {}
+        more: dict[str, Any] = dict(smoke.sampling(preset, o.samples)) if o.smoke else {}
+        known = commands.sample(preset, "", Path(), *without_gradients(sampler, nfe)).flags
+        shared = {n: v for n, v in self.set_for(preset, "train").items() if n in known}
+        more |= shared | self.set_for(preset, "sample")
         needs = [train] if train else []
         if sampler == "dg":
             needs.append(self.guide(preset, train, checkpoint))
