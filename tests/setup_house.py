@@ -90,7 +90,8 @@ class House:
         self.write_patch("lib/model.py", MODEL, {0: ["first"], 10: ["last", ""]})
         self.git("init", "-q", cwd=self.tmp / "house")
         self.git("update-index", "--add", "--cacheinfo", f"160000,{self.pin},third_party/widget")
-        self.git("add", ".gitmodules", "run", "patches")
+        (self.root / ".gitignore").write_text(".setup/\n")
+        self.git("add", ".gitignore", ".gitmodules", "run", "patches")
         self.git("commit", "-q", "-m", "house")
 
     def write_patch(self, path: str, old: str, added: dict, prose: str = REASON) -> Path:

@@ -47,7 +47,7 @@ def test_function_text_is_stripped_from_hunk_headers(patched_house):
 
 
 def test_a_file_without_a_patch_gets_one_to_be_explained(house):
-    (house.patches / "lib-model.py.patch").unlink()
+    house.git("rm", "-q", "patches/widget/lib-model.py.patch")
     house.setup()
     (house.widget / "lib" / "model.py").write_text(insert(MODEL, {3: ["new"]}))
     done = house.setup("--export", "widget")

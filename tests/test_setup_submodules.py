@@ -134,7 +134,7 @@ def test_a_half_patched_tree_is_completed(patched_house):
 
 def test_newer_patches_replace_older_ones(patched_house):
     house = patched_house
-    (house.patches / "lib-model.py.patch").unlink()
+    house.git("rm", "-q", "patches/widget/lib-model.py.patch")
     house.write_patch("train.py", TRAIN, {1: ["another line"]})
     assert "would apply" in house.setup("--check").stdout
     done = house.setup()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import signal
 import sys
 from pathlib import Path
@@ -10,6 +11,8 @@ from pathlib import Path
 if not __package__:  # run as a folder, `python run/setup`, so that no PYTHONPATH is needed
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from run.alone import alone  # noqa: E402
+from run.provenance import ROOT  # noqa: E402
 from run.setup import env, git, submodules  # noqa: E402
 from run.setup.env import say  # noqa: E402
 from run.setup.patches import FILL_IN, PatchError, offences  # noqa: E402
@@ -83,9 +86,10 @@ def main(argv: list[str] | None = None) -> int:
         if args.export:
             if len(args.names) != 1:
                 raise Refusal("--export takes one submodule, e.g. run/setup.sh --export edm")
-            return export(subs[0])
+            with _alone():
+                return export(subs[0])
         return set_up(subs, args)
-    except (Refusal, PatchError, git.GitError) as error:
+    except (Refusal, PatchError, git.GitError, OSError) as error:
         say(f"error: {error}")
         return REFUSED
     except KeyboardInterrupt:
@@ -98,17 +102,13 @@ def set_up(subs: list[Submodule], args: argparse.Namespace) -> int:
     refused, unreachable = [], []
     for sub in subs:
         try:
-            if inspect(sub).state is State.MISSING:
-                address = submodules.source(sub)
-                say(f"Fetching {sub.label} at {sub.pin[:10]} from {address}")
-                submodules.fetch(sub, address)
-            report = inspect(sub)
-            if report.state.hands_off:
-                raise Refusal(explain(report))
-            if report.state is not State.PATCHED:
-                say(f"{sub.label}: {describe(submodules.apply(sub))}")
-            elif not args.quiet:
-                say(f"{sub.label}: {describe(report)}")
+            report = _patched(sub)
+            if report is None:
+                with _alone():
+                    report = _bring(sub)
+            elif args.quiet:
+                continue
+            say(f"{sub.label}: {describe(report)}")
         except Unreachable as error:
             unreachable.append(f"    {sub.label}: {error}")
         except (Refusal, PatchError) as error:
@@ -126,6 +126,31 @@ def set_up(subs: list[Submodule], args: argparse.Namespace) -> int:
         if not args.quiet:
             say(f"Python: {python}")
     return 0
+
+
+def _patched(sub: Submodule) -> Report | None:
+    """The report of a submodule that needs nothing: then nothing is written, not even a lock."""
+    with contextlib.suppress(git.GitError):  # such as while another process checks it out
+        report = inspect(sub)
+        if report.state is State.PATCHED:
+            return report
+    return None
+
+
+def _alone() -> contextlib.AbstractContextManager:
+    return alone(ROOT / ".setup" / "upstream.lock", "setting up third_party")
+
+
+def _bring(sub: Submodule) -> Report:
+    """Fetches and patches a submodule, as far as another process has not."""
+    if inspect(sub).state is State.MISSING:
+        address = submodules.source(sub)
+        say(f"Fetching {sub.label} at {sub.pin[:10]} from {address}")
+        submodules.fetch(sub, address)
+    report = inspect(sub)
+    if report.state.hands_off:
+        raise Refusal(explain(report))
+    return report if report.state is State.PATCHED else submodules.apply(sub)
 
 
 def describe(report: Report) -> str:
@@ -198,7 +223,8 @@ def reverse(sub: Submodule) -> int:
         print(f"{sub.label}: not here")
         return 0
     try:
-        files = submodules.reverse(sub)
+        with _alone():
+            files = submodules.reverse(sub)
     except Refusal as error:
         say(f"left alone: {error}")
         return REFUSED

@@ -7,8 +7,6 @@ written after it, so an interrupted install is taken up again.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -18,9 +16,9 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 
+from run.alone import alone
 from run.provenance import ROOT
 
 from .submodules import Refusal
@@ -127,7 +125,7 @@ def ensure(extras: list[str], root: Path = ROOT) -> Path:
         return have is not None and set(extras) <= set(have)
 
     if not complete():
-        with _alone(root):
+        with alone(root / ".setup" / "lock", "installing the environment"):
             if not complete():  # another script may have installed it while we waited
                 started = time.monotonic()
                 install = _install_conda if kind == "conda" else _install_venv
@@ -137,19 +135,6 @@ def ensure(extras: list[str], root: Path = ROOT) -> Path:
                 seconds = time.monotonic() - started
                 say(f"Environment ready in {seconds:.0f} s: {folder.relative_to(root)}")
     return folder / "bin" / "python"
-
-
-@contextlib.contextmanager
-def _alone(root: Path) -> Iterator[None]:
-    """One install at a time; a second script waits for the first."""
-    (root / ".setup").mkdir(exist_ok=True)
-    with (root / ".setup" / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            say("Another script is installing the environment; waiting for it ...")
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _install_venv(folder: Path, extras: list[str], root: Path) -> list[str]:

@@ -36,9 +36,11 @@ def run(*words: str | Path, cwd: Path, network: bool = False, seconds: float = 6
     try:
         out, said = process.communicate(timeout=seconds)
     except BaseException as error:  # out of time, or Ctrl-C: git's helpers have to end, too
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGTERM)
-        process.communicate()
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                os.killpg(process.pid, number)
+                process.communicate(timeout=5)
+                break
         if isinstance(error, subprocess.TimeoutExpired):
             raise GitError(f"no answer within {seconds:g} seconds") from None
         raise

@@ -83,7 +83,14 @@ class Submodule:
         return f"third_party/{self.name}"
 
     def patches(self) -> dict[str, Patch]:
-        """The patches by upstream file."""
+        """The patches by upstream file; raises PatchError, also where a patch file was lost."""
+        listed = git.text("ls-files", "--deleted", "--", self.folder, cwd=self.root).splitlines()
+        if listed or not self.folder.is_dir():
+            lost = listed[0] if listed else f"patches/{self.name}"
+            raise PatchError(
+                f"{lost} is not there, so {self.label} would be left without its lines.\n"
+                f"`git checkout -- {lost}` brings it back; `git rm {lost}` takes it out for good."
+            )
         return {patch.path: patch for patch in load(self.folder)}
 
     def git(self, *words: str | Path) -> str:
@@ -160,7 +167,7 @@ def inspect(sub: Submodule) -> Report:
         return Report(sub, State.FOREIGN if foreign else State.MISSING)
     head = git.attempt("rev-parse", "--verify", "--quiet", "HEAD", cwd=sub.path)
     if not head:  # a checkout sets it last, so a fetch was interrupted
-        return Report(sub, State.MISSING)
+        return Report(sub, State.FOREIGN if sub.path.is_symlink() else State.MISSING)
     raw = git.run("status", "--porcelain", "-z", "--no-renames", "--untracked-files=all",
                   "--ignore-submodules=none", cwd=sub.path)  # fmt: skip
     entries = [(line[:2], line[3:]) for line in raw.decode().split("\0") if line]
@@ -169,7 +176,7 @@ def inspect(sub: Submodule) -> Report:
     report.changed = [path for code, path in entries if code != "??"]
     blobs = {path: sub.blob(path) for path in report.changed}
     wanted = {path: patch.new for path, patch in sub.patches().items()}
-    written = json.loads(sub.record.read_text()) if sub.record.is_file() else {}
+    written = _written(sub)
     report.edited = [
         path for path, have in blobs.items()
         if have is None or have not in (wanted.get(path), written.get(path))
@@ -183,6 +190,14 @@ def inspect(sub: Submodule) -> Report:
     elif blobs:
         report.state = State.OUTDATED
     return report
+
+
+def _written(sub: Submodule) -> dict[str, str]:
+    """The blobs that setup wrote last; none where the record is absent or damaged."""
+    try:
+        return json.loads(sub.record.read_text())
+    except (OSError, ValueError):
+        return {}
 
 
 # ---- fetching ------------------------------------------------------------------------------------
@@ -199,6 +214,7 @@ def source(sub: Submodule) -> str:
         try:
             git.run("ls-remote", *_serving(sub, address), address, "HEAD",
                     cwd=sub.root, network=True, seconds=PROBE_SECONDS)  # fmt: skip
+            _refuse_partial(sub, address)
             return address
         except git.GitError as error:
             why = _unreachable(address, error)
@@ -220,14 +236,35 @@ def _serving(sub: Submodule, address: str) -> list[str]:
 
     A mirror on a cluster often belongs to somebody else, hence safe.directory.
     """
-    folder = git.text("ls-remote", "--get-url", address, cwd=sub.root)  # after `insteadOf` rules
-    folder = folder.removeprefix("file://")
-    if not Path(folder).is_absolute():
+    folder = _folder(sub, address)
+    if folder is None:
         return []
     options = ["uploadpack.allowFilter=true", "uploadpack.allowAnySHA1InWant=true",
                f"safe.directory={folder}", f"safe.directory={folder}/.git"]  # fmt: skip
     words = ["git", *(word for option in options for word in ("-c", option)), "upload-pack"]
     return [f"--upload-pack={shlex.join(words)}"]
+
+
+def _folder(sub: Submodule, address: str) -> Path | None:
+    """The folder that git would fetch from, after `insteadOf` rules; None for another machine."""
+    folder = Path(git.text("ls-remote", "--get-url", address, cwd=sub.root).removeprefix("file://"))
+    return folder if folder.is_absolute() else None
+
+
+def _refuse_partial(sub: Submodule, address: str) -> None:
+    """Raises Unreachable for a partial clone, such as a copy of a third_party/NAME from here.
+
+    It lacks blobs; asked for one, git fetches it from the clone's own origin, and where that leads
+    back to the clone, without end.
+    """
+    folder = _folder(sub, address)
+    key = r"^(extensions\.partialclone|remote\..*\.(promisor|partialclonefilter))$"
+    for config in (folder / "config", folder / ".git" / "config") if folder else ():
+        if git.attempt("config", "--file", config, "--get-regexp", key, cwd=sub.root):
+            raise Unreachable(
+                f"{folder} is a partial clone, which lacks files; make a whole one with "
+                f"`git clone --mirror {sub.url}`"
+            )
 
 
 def fetch(sub: Submodule, address: str) -> None:
@@ -257,11 +294,16 @@ def fetch(sub: Submodule, address: str) -> None:
         sub.git("sparse-checkout", "set", "--no-cone", *SPARSE[sub.name])
     git.run("submodule", "--quiet", "init", "--", sub.label, cwd=sub.root)
     remote = {"cwd": sub.path, "network": True, "seconds": FETCH_SECONDS}
-    get = ("fetch", "--quiet", "--no-tags", "--filter=blob:none")
+    get = ("fetch", "--quiet", "--no-tags")
+    part = ("--depth=1", "--filter=blob:none") if sub.name in SPARSE else ("--depth=1",)
     try:
         try:
-            git.run(*get, "--depth=1", "origin", sub.pin, **remote)
+            git.run(*get, *part, "origin", sub.pin, **remote)
         except git.GitError:  # an old server does not serve a commit by its name, but its branches
+            # Without the filter: it makes git fetch each absent parent of a shallow server's
+            # commits by itself, which asks for that parent again, without end.
+            for key in ("promisor", "partialclonefilter"):
+                git.attempt("config", "--unset", f"remote.origin.{key}", cwd=sub.path)
             git.run(*get, "origin", **remote)
         if git.attempt("cat-file", "-e", sub.pin, cwd=sub.path) is None:
             raise Unreachable(f"{address} does not have the pinned commit {sub.pin}")
@@ -277,14 +319,22 @@ def apply(sub: Submodule) -> Report:
     """Makes the patched files what patches/ says, all of them or none."""
     contents = sub.results()
     reverse(sub)
-    sub.record.write_text(json.dumps({path: blob(text) for path, text in contents.items()}))
+    _replace(sub.record, json.dumps({path: blob(c) for path, c in contents.items()}).encode())
     for path, content in contents.items():
-        file = sub.path / path
-        fresh = file.with_name(f".{file.name}.ogdm")
-        fresh.write_bytes(content)
-        shutil.copymode(file, fresh)
-        os.replace(fresh, file)
+        _replace(sub.path / path, content)
     return inspect(sub)
+
+
+def _replace(file: Path, content: bytes) -> None:
+    """Writes a file whole or not at all, with its mode if it is there."""
+    fresh = file.with_name(f".{file.name}.ogdm")
+    try:
+        fresh.write_bytes(content)
+        if file.exists():
+            shutil.copymode(file, fresh)
+        os.replace(fresh, file)
+    finally:
+        fresh.unlink(missing_ok=True)
 
 
 def reverse(sub: Submodule) -> list[str]:
@@ -320,11 +370,12 @@ def export(sub: Submodule) -> tuple[list[Path], list[Path]]:
     sub.folder.mkdir(parents=True, exist_ok=True)
     removed = [file for file in sorted(sub.folder.glob("*.patch")) if file not in texts]
     written = [f for f, text in texts.items() if not f.is_file() or f.read_text() != text]
-    for file in removed:
-        file.unlink()
+    for file in removed:  # for git, too, or the file would count as lost
+        git.run("rm", "--quiet", "--force", "--ignore-unmatch", "--", file, cwd=sub.root)
+        file.unlink(missing_ok=True)
     for file in written:
         file.write_bytes(texts[file].encode())
-    sub.record.write_text(json.dumps({path: sub.blob(path) for path in report.changed}))
+    _replace(sub.record, json.dumps({path: sub.blob(path) for path in report.changed}).encode())
     return written, removed
 
 
@@ -356,6 +407,11 @@ def _diff(sub: Submodule, path: str) -> str:
 def explain(report: Report) -> str:
     """Why setup leaves this submodule alone, and what its owner can do."""
     sub = report.submodule
+    if report.state is State.FOREIGN and sub.path.is_symlink():
+        return (
+            f"{sub.label} is a symbolic link to {sub.path.readlink()}, where git finds no commit.\n"
+            f"Remove the link and run `run/setup.sh {sub.name}` again."
+        )
     if report.state is State.FOREIGN:
         return (
             f"{sub.label} holds files but is no git checkout, so its commit cannot be verified.\n"
