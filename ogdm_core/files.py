@@ -29,6 +29,9 @@ def whole(path: str | os.PathLike, mode: str = "wb", sync: bool = True) -> Itera
                 file.flush()
                 os.fsync(file.fileno())
         os.replace(part, path)
+    except OSError as error:
+        error.filename = error.filename or str(path)  # "No space left on device" names no file
+        raise
     finally:
         part.unlink(missing_ok=True)
 

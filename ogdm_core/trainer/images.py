@@ -10,15 +10,20 @@ import shutil
 import struct
 import tempfile
 import zipfile
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Literal
+from typing import IO, TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+if TYPE_CHECKING:
+    from PIL import Image
+
 SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".webp")
+UNREADABLE = (zipfile.BadZipFile, zlib.error, EOFError, OSError)  # what a damaged archive raises
 
 
 class Images:
@@ -38,6 +43,12 @@ class Images:
             )
         self._pixels, self.shape = pixels, pixels.shape[1:]
         if labels is not None:
+            whole = labels.dtype.kind in "iu" and labels.shape == pixels.shape[:1]
+            if not whole or labels.min() < 0:
+                raise ValueError(
+                    f"labels must be {len(pixels)} whole numbers from 0 on, one per image; got "
+                    f"{labels.dtype} {labels.shape}" + (f" from {labels.min()}" if whole else "")
+                )
             self.labels = torch.from_numpy(labels.astype(np.int64))
 
     def __len__(self) -> int:
@@ -108,16 +119,10 @@ class Folder(Images):
         return torch.from_numpy(np.stack(found))
 
     def _decode(self, path: Path) -> np.ndarray:
-        from PIL import Image, UnidentifiedImageError
+        from PIL import Image
 
-        try:
-            with Image.open(path) as file:
-                if file.mode.startswith(("I", "F")):  # 16 or 32 bits: converting them clips
-                    raise ValueError(f"{path} has mode {file.mode}; save it as 8-bit RGB or grey")
-                grey = file.mode in ("1", "L") and not self._exact
-                image = file.convert("L" if grey else "RGB")
-        except (UnidentifiedImageError, OSError) as error:
-            raise ValueError(f"{path} cannot be read as an image ({error}); remove it") from error
+        image = open_image(path, path)
+        image = image.convert("L" if image.mode in ("1", "L") and not self._exact else "RGB")
         if not self._exact:
             side = min(image.size)
             left, top = (image.width - side) // 2, (image.height - side) // 2
@@ -126,6 +131,21 @@ class Folder(Images):
                 image = image.resize((self._side, self._side), Image.Resampling.LANCZOS)
         pixels = np.asarray(image)
         return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+
+
+def open_image(file: Path | IO[bytes], name: object) -> Image.Image:
+    """A picture of 8 bits per channel, decoded; raises ValueError with its `name` otherwise."""
+    from PIL import Image
+
+    try:
+        image = Image.open(file)
+        mode = image.mode
+        image.load()
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise ValueError(f"{name} cannot be read as an image ({error}); remove it") from error
+    if mode.startswith(("I", "F")):  # 16 or 32 bits: converting them clips, to white for the most
+        raise ValueError(f"{name} has mode {mode}; save it as 8-bit RGB or grey")
+    return image
 
 
 def _kind(shape: tuple[int, ...]) -> str:
@@ -148,11 +168,11 @@ def read_npz(path: Path) -> Images:
             )
         with np.load(path) as archive:
             labels = archive.get("arr_1")
-    except zipfile.BadZipFile as error:
+        return Images(pixels.transpose(0, 3, 1, 2), labels)
+    except (*UNREADABLE, KeyError) as error:
         raise ValueError(f"{path} is not a readable npz ({error}); write it again") from error
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
-    return Images(pixels.transpose(0, 3, 1, 2), labels)
 
 
 def _mapped(path: Path, name: str) -> np.ndarray:

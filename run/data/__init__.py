@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import pickle
 import sys
 import tarfile
 import zipfile
@@ -22,6 +21,7 @@ from PIL import Image
 
 from ogdm_core.files import whole, write_json
 from ogdm_core.flags import Parser
+from ogdm_core.trainer.images import UNREADABLE
 
 # An image's file name and how to make it; it is only made if the file does not exist yet.
 Job = tuple[str, Callable[[], Image.Image]]
@@ -42,7 +42,13 @@ def write_images(
 
     folder = Path(folder)
     record = folder / RECORD
-    before = json.loads(record.read_text()) if record.exists() else made
+    try:
+        before = json.loads(record.read_text()) if record.exists() else made
+    except ValueError as error:
+        raise ValueError(
+            f"{record} is damaged ({error}), so how {folder} was begun is not known; give another "
+            f"folder, or write {json.dumps(made)} into the file if it was begun that way"
+        ) from error
     if before != made:
         raise ValueError(f"{folder} was begun as {before}, not as {made}; give another folder")
     write_json(record, made)
@@ -63,7 +69,7 @@ def write_images(
 
 def reader(source: str | Path, archive: str, folder: str) -> Callable[[str], bytes]:
     """Reads a file by its name in `folder`: from that folder, the archive of it, or a place where
-    torchvision keeps either."""
+    torchvision keeps either. Raises ValueError where it is absent or damaged."""
     source = Path(source)
     inner = [f"{root}{name}" for root in ("", "celeba/") for name in (folder, archive)]
     source = next((source / path for path in inner if (source / path).exists()), source)
@@ -82,6 +88,8 @@ def reader(source: str | Path, archive: str, folder: str) -> Callable[[str], byt
                 return file.read()
         except (KeyError, FileNotFoundError) as error:
             raise ValueError(f"{source} has no {name}; expected {folder}, complete") from error
+        except (*UNREADABLE, tarfile.TarError) as error:
+            raise ValueError(f"{source} is damaged ({name}: {error}); get it again") from error
 
     return read
 
@@ -99,7 +107,7 @@ def explained() -> Iterator[None]:
     """Ends the program with one line where a source cannot be read."""
     try:
         yield
-    except (ValueError, OSError, EOFError, pickle.UnpicklingError) as error:
+    except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")
 
 

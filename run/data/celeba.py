@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 
 from PIL import Image
 
+from ogdm_core.trainer.images import open_image
+
 from . import Job, download, explained, parser, reader, write_images
 
 ARCHIVE, FOLDER = "img_align_celeba.zip", "img_align_celeba"
@@ -43,7 +45,9 @@ def jobs(read: Callable[[str], bytes], numbers: range, kind: str, size: int) -> 
     for number in numbers:
         yield (
             f"{number:06d}.png",
-            lambda n=number: crop(Image.open(io.BytesIO(read(f"{n:06d}.jpg"))), kind, size),
+            lambda name=f"{number:06d}.jpg": crop(
+                open_image(io.BytesIO(read(name)), name), kind, size
+            ),
         )
 
 

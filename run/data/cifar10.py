@@ -21,6 +21,8 @@ CLASSES = (
 ARCHIVE, FOLDER = "cifar-10-python.tar.gz", "cifar-10-batches-py"
 BATCHES = {"train": tuple(f"data_batch_{i}" for i in range(1, 6)), "test": ("test_batch",)}
 COUNT = {"train": 50_000, "test": 10_000}
+# What a file with other content raises: of pickle, of a dict, of numpy.
+DAMAGED = (pickle.UnpicklingError, EOFError, LookupError, AttributeError, TypeError, ValueError)
 
 
 class _ArraysOnly(pickle.Unpickler):
@@ -41,9 +43,15 @@ def jobs(read: Callable[[str], bytes], split: str = "train") -> Iterator[Job]:
     """Names and images, in the archive's order."""
     number = 0
     for name in BATCHES[split]:
-        batch = _ArraysOnly(io.BytesIO(read(name)), encoding="bytes").load()
-        pixels = np.asarray(batch[b"data"], dtype=np.uint8).reshape(-1, 3, 32, 32)
-        for image, label in zip(pixels.transpose(0, 2, 3, 1), batch[b"labels"], strict=True):
+        data = read(name)
+        try:
+            batch = _ArraysOnly(io.BytesIO(data), encoding="bytes").load()
+            pixels = np.asarray(batch[b"data"], dtype=np.uint8).reshape(-1, 3, 32, 32)
+            labels = [range(len(CLASSES)).index(label) for label in batch[b"labels"]]
+            pairs = list(zip(pixels.transpose(0, 2, 3, 1), labels, strict=True))
+        except DAMAGED as error:
+            raise ValueError(f"{name} is no batch of CIFAR-10 ({error}); get it again") from error
+        for image, label in pairs:
             yield f"{CLASSES[label]}_{number:05d}.png", lambda image=image: Image.fromarray(image)
             number += 1
 

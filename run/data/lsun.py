@@ -11,14 +11,17 @@ for what upstream does with them: pick checkpoints.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from ogdm_core.files import whole, write_text
+from ogdm_core.trainer.images import open_image
 from run.provenance import ROOT
 
 from . import explained, parser
@@ -110,10 +113,9 @@ def _unzip_lmdb(archive: Path, folder: Path) -> Path:
 
 def _from_lmdb(source: Path, folder: Path) -> Iterator[str]:
     """One file per entry, named by its key, in 256 folders."""
-    import lmdb
     from rich.progress import track
 
-    with lmdb.open(str(source), readonly=True, lock=False, readahead=False) as env:
+    with _database(source) as env:
         total = env.stat()["entries"]
         with env.begin() as transaction:
             for key, data in track(transaction.cursor(), folder.name, total):
@@ -133,8 +135,21 @@ def _from_lmdb(source: Path, folder: Path) -> Iterator[str]:
                 yield path
 
 
+@contextlib.contextmanager
+def _database(source: Path) -> Iterator[Any]:
+    import lmdb
+
+    try:
+        with lmdb.open(str(source), readonly=True, lock=False, readahead=False) as env:
+            yield env
+    except lmdb.Error as error:
+        raise ValueError(
+            f"{source}/data.mdb is damaged or no LMDB ({error}); download it again"
+        ) from error
+
+
 def _from_folder(source: Path, place: Path) -> Iterator[str]:
-    """A folder of images is used where it is."""
+    """A folder of images is used where it is; PNG files, which may have 16 bits, are looked at."""
     if place.is_symlink() or not place.exists():
         place.unlink(missing_ok=True)
         place.symlink_to(source.resolve(), target_is_directory=True)
@@ -142,6 +157,8 @@ def _from_folder(source: Path, place: Path) -> Iterator[str]:
         raise ValueError(f"{place} is there already; move it away, or give another FOLDER")
     for path in source.rglob("*"):
         if path.suffix.lower() in SUFFIXES:
+            if path.suffix.lower() == ".png":
+                open_image(path, path)
             yield path.relative_to(source).as_posix()
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from ogdm_core.files import sha256, whole
-from ogdm_core.trainer.images import Folder, Images, load, read_npz
+from ogdm_core.trainer.images import UNREADABLE, Folder, Images, load, read_npz
 
 KINDS = (
     "an .npz (arr_0: uint8 images [N, H, W, C]; or mu and sigma), a folder of images, digits or "
@@ -68,22 +68,27 @@ def open_source(path: str | Path) -> Source:
     if path.suffix != ".npz":
         raise ValueError(f"{path}: cannot be read; give {KINDS}")
     try:
-        if not zipfile.is_zipfile(path):
-            raise zipfile.BadZipFile("it is not a whole zip archive")
+        with zipfile.ZipFile(path) as archive:  # images are mapped, which checks no sums
+            if bad := archive.testzip():
+                raise zipfile.BadZipFile(f"{bad} does not match its checksum")
         with np.load(path, allow_pickle=False) as archive:
             names = set(archive.files)
-            saved = _statistics(path, archive) if {"mu", "sigma"} <= names else None
-    except (zipfile.BadZipFile, OSError) as error:
+            saved = _statistics(archive) if {"mu", "sigma"} <= names else None
+    except UNREADABLE as error:
         raise ValueError(f"{path} is not a readable npz ({error}); write it again") from error
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path}: {error}; compute the statistics again") from error
     if "arr_0" not in names and saved is None:
         raise ValueError(f"{path} holds {', '.join(sorted(names)) or 'nothing'}; expected {KINDS}")
     return Source(path, read_npz(path) if "arr_0" in names else None, saved)
 
 
-def _statistics(path: Path, archive: np.lib.npyio.NpzFile) -> Statistics:
+def _statistics(archive: np.lib.npyio.NpzFile) -> Statistics:
     mu, sigma = (archive[name].astype(np.float64) for name in ("mu", "sigma"))
     for name, array in (("mu", mu), ("sigma", sigma)):
         if not np.isfinite(array).all():
-            raise ValueError(f"{path}: {name} holds NaN or infinity; compute it again")
+            raise ValueError(f"{name} holds NaN or infinity")
+    if mu.ndim != 1 or sigma.shape != 2 * mu.shape:
+        raise ValueError(f"mu {mu.shape} and sigma {sigma.shape} must be [D] and [D, D]")
     images = int(archive["images"]) if "images" in archive else None
     return Statistics(mu, sigma, str(archive.get("features", "")), images)

@@ -1,0 +1,166 @@
+"""Damaged data: every fault ends in one line that names the file and says what to do."""
+
+import io
+import json
+import pickle
+import subprocess
+import sys
+import tarfile
+import zipfile
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from ogdm_core import files
+from ogdm_core.trainer.images import load
+from run.data import celeba, cifar10, lsun
+from run.evaluate.sources import open_source
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (4, 8, 8, 3), dtype=np.uint8)
+
+
+def png(pixels) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+def npz(save=np.savez, **arrays) -> bytes:
+    file = io.BytesIO()
+    save(file, **arrays)
+    return file.getvalue()
+
+
+def flipped(data: bytes, at: int) -> bytes:
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+
+WIDE = png(np.full((8, 8), 40_000, np.uint16))  # 16 bits: clipping would make it white
+# A file of a folder of images, whose other one is good.
+PICTURES = {
+    "16 bits": (WIDE, "bad.png has mode I;16; save it as 8-bit"),
+    "cut short": (png(PIXELS[0])[:60], "bad.png cannot be read as an image .*; remove it"),
+    "no picture": (b"junk", "bad.png cannot be read as an image .*; remove it"),
+    "empty": (b"", "bad.png cannot be read as an image"),
+    "broken chunk": (flipped(png(PIXELS[0]), 14), "bad.png cannot be read as an image"),
+}
+ARRAYS = {
+    "empty file": (b"", "bad.npz is not a readable npz .*; write it again"),
+    "cut short": (npz(arr_0=PIXELS)[:300], "bad.npz is not a readable npz"),
+    "no archive": (b"junk", "bad.npz is not a readable npz"),
+    "packed, damaged": (
+        flipped(npz(np.savez_compressed, arr_0=PIXELS), 200), "bad.npz is not a readable npz",
+    ),
+    "no images": (npz(arr_0=PIXELS[:0]), "bad.npz: arr_0 has shape"),
+    "a label below 0": (npz(arr_0=PIXELS, arr_1=np.array([0, 1, -1, 2])), "bad.npz: .* from -1"),
+    "labels missing": (npz(arr_0=PIXELS, arr_1=np.arange(3)), "bad.npz: labels must be 4 whole"),
+    "labels in parts": (npz(arr_0=PIXELS, arr_1=np.ones(4)), "bad.npz: labels must be 4 whole"),
+    "labels as objects": (npz(arr_0=PIXELS, arr_1=np.array([None] * 4)), "bad.npz: Object arrays"),
+}  # fmt: skip
+STATISTICS = {
+    "one bit": (flipped(npz(arr_0=PIXELS), 400), "bad.npz is not a readable npz .*checksum"),
+    "words": (npz(mu=np.array(["x"]), sigma=np.eye(1)), "bad.npz: could not convert string"),
+    "count": (npz(mu=np.ones(2), sigma=np.eye(2), images="x"), "bad.npz: invalid literal"),
+    "objects": (npz(mu=np.array([None]), sigma=np.eye(1)), "bad.npz: Object arrays"),
+    "sizes": (npz(mu=np.ones(3), sigma=np.eye(2)), r"bad.npz: mu \(3,\) and sigma \(2, 2\)"),
+}
+
+
+def cases(faults):
+    return pytest.mark.parametrize(("data", "says"), faults.values(), ids=faults)
+
+
+@cases(PICTURES)
+def test_pictures(tmp_path, data, says):
+    (tmp_path / "a.png").write_bytes(png(PIXELS[0]))
+    (tmp_path / "bad.png").write_bytes(data)
+    with pytest.raises(ValueError, match=says):
+        load(str(tmp_path)).all()
+    with pytest.raises(ValueError, match=says):
+        lsun.prepare(tmp_path, tmp_path / "out", expect=None)
+
+
+@cases(ARRAYS)
+def test_arrays(tmp_path, data, says):
+    (tmp_path / "bad.npz").write_bytes(data)
+    for reads in (load, open_source):
+        with pytest.raises(ValueError, match=says):
+            reads(str(tmp_path / "bad.npz"))
+
+
+@cases(STATISTICS)
+def test_what_the_evaluator_reads(tmp_path, data, says):
+    (tmp_path / "bad.npz").write_bytes(data)
+    with pytest.raises(ValueError, match=says):
+        open_source(tmp_path / "bad.npz")
+
+
+def batch(**changed) -> bytes:
+    good = {b"data": np.zeros((2, 3072), np.uint8), b"labels": [0, 1]}
+    good |= {key.encode(): value for key, value in changed.items()}
+    return pickle.dumps({k: v for k, v in good.items() if v is not None}, protocol=2)
+
+
+BATCHES = {
+    "empty": b"", "cut short": batch()[:90], "no labels": batch(labels=None),
+    "no dict": pickle.dumps([1]), "label 99": batch(labels=[0, 99]),
+    "label -1": batch(labels=[0, -1]),
+    "few labels": batch(labels=[0]), "other pixels": batch(data=np.zeros((2, 7), np.uint8)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("data", BATCHES.values(), ids=BATCHES)
+def test_cifar10s_batches(tmp_path, data):
+    (tmp_path / "data_batch_1").write_bytes(data)
+    with pytest.raises(SystemExit, match="data_batch_1 is no batch of CIFAR-10 .*; get it again"):
+        cifar10.main([str(tmp_path), str(tmp_path / "out")])
+
+
+def test_an_archive_cut_short_by_a_broken_download(tmp_path):
+    random = np.random.default_rng(0).integers(0, 256, 200_000, dtype=np.uint8).tobytes()
+    whole = tmp_path / "whole"
+    with tarfile.open(whole, "w:gz") as tar:
+        info = tarfile.TarInfo(f"{cifar10.FOLDER}/data_batch_1")
+        info.size = len(random)
+        tar.addfile(info, io.BytesIO(random))
+    (tmp_path / cifar10.ARCHIVE).write_bytes(whole.read_bytes()[:100_000])
+    with pytest.raises(SystemExit, match=f"{cifar10.ARCHIVE} is damaged .*; get it again"):
+        cifar10.main([str(tmp_path), str(tmp_path / "out")])
+
+
+def test_celeba_names_the_picture(tmp_path):
+    with zipfile.ZipFile(tmp_path / celeba.ARCHIVE, "w") as archive:
+        archive.writestr(f"{celeba.FOLDER}/000001.jpg", b"junk")
+    with pytest.raises(SystemExit, match="000001.jpg cannot be read as an image"):
+        celeba.main([str(tmp_path), str(tmp_path / "out"), "--first", "1"])
+
+
+@pytest.mark.parametrize("text", ["", '{"dataset": "Cel', "[]"])
+def test_a_damaged_record_of_a_preparation(tmp_path, text):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "prepared.json").write_text(text)
+    (tmp_path / celeba.FOLDER).mkdir()
+    with pytest.raises(SystemExit, match="prepared.json is damaged|was begun as .*another folder"):
+        celeba.main([str(tmp_path), str(tmp_path / "out"), "--first", "1"])
+
+
+def test_a_database_that_is_none(tmp_path):
+    pytest.importorskip("lmdb")
+    (tmp_path / "data.mdb").write_bytes(b"junk" * 5000)
+    with pytest.raises(ValueError, match="data.mdb is damaged or no LMDB .*; download it again"):
+        lsun.prepare(tmp_path, tmp_path / "out")
+
+
+def test_a_full_disk_leaves_the_old_file_and_is_named(tmp_path):
+    """A limit on the size of files stands in for a disk that is full."""
+    file = tmp_path / "result.json"
+    files.write_json(file, "before")
+    code = (
+        "import resource, sys\nfrom ogdm_core.files import write_json\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))\n"
+        "write_json(sys.argv[1], 'x' * 100_000)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, file], capture_output=True, text=True)
+    assert done.returncode == 1 and f"File too large: '{file}'" in done.stderr
+    assert json.loads(file.read_text()) == "before" and list(tmp_path.iterdir()) == [file]
