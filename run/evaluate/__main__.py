@@ -47,7 +47,13 @@ def parser() -> argparse.ArgumentParser:
     add("--pr-images", type=number(int, 4), default=50_000, metavar="N",
         help="precision and recall use at most N images of a set (default: %(default)s, the "
         "paper's)")  # fmt: skip
-    add("--seed", type=int, default=0, metavar="N", help="draws those N (default: %(default)s)")
+    add(
+        "--seed",
+        type=number(int, 0, 2**63),
+        default=0,
+        metavar="N",
+        help="draws those N (default: %(default)s)",
+    )
     add("--save-statistics", type=Path, metavar="NPZ", help="write the reference's")
     add("--json", type=Path, metavar="FILE", help="write the numbers and their origin")
     return p
@@ -92,7 +98,10 @@ def main(argv: list[str] | None = None) -> int:
     }
     show(result)
     if args.json:
-        write_json(args.json, result)
+        try:
+            write_json(args.json, result)
+        except OSError as error:
+            p.exit(2, f"error: the numbers above could not be written to {args.json}: {error}\n")
     return 0
 
 

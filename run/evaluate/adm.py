@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from filelock import FileLock
 
 from ogdm_core.files import sha256
+from run.alone import alone
 from run.provenance import ROOT
 
 from .sources import Source
@@ -119,7 +119,7 @@ def ensure_environment() -> Path:
         return Path(found).absolute()
     python = ENVIRONMENT / "bin" / "python"
     ENVIRONMENT.mkdir(parents=True, exist_ok=True)
-    with FileLock(ENVIRONMENT.with_suffix(".lock")):
+    with alone(ENVIRONMENT.with_suffix(".lock"), f"making {ENVIRONMENT}"):
         if not ready().exists():
             print(f"Making {ENVIRONMENT} with TensorFlow, 1.7 GB, minutes ...", file=sys.stderr)
             try:

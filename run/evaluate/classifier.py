@@ -14,6 +14,10 @@ from torch import Tensor, nn
 from ogdm_core.files import whole
 from ogdm_core.trainer.images import Images
 
+# What torch.load and load_state_dict raise for a damaged file, or one of another kind.
+UNREADABLE = (RuntimeError, pickle.UnpicklingError, AttributeError, LookupError, TypeError,
+              ValueError, EOFError, OSError)  # fmt: skip
+
 
 class Classifier(nn.Module):
     """Three convolutions and a hidden layer, whose 64 pre-activations are the features."""
@@ -88,10 +92,11 @@ def load_classifier(path: Path, images: Images | None = None) -> tuple[Classifie
         state = saved["state"]
         net = Classifier(state["body.0.weight"].shape[1], len(state["head.1.bias"]))
         net.load_state_dict(state)
-    except (RuntimeError, pickle.UnpicklingError, KeyError, TypeError, EOFError) as error:
+        accuracy = float(saved["accuracy"])
+    except UNREADABLE as error:
         raise ValueError(
-            f"{path} is not a classifier that run/quickstart.sh wrote ({error})"
+            f"{path} is not a classifier that run/quickstart.sh wrote, or is damaged ({error})"
         ) from error
     if images and (channels := net.body[0].in_channels) != images.channels:
         raise ValueError(f"{path} is for {channels} channels, the images have {images.channels}")
-    return net.eval().requires_grad_(False), saved["accuracy"]
+    return net.eval().requires_grad_(False), accuracy

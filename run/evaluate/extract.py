@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import sys
 import zipfile
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
@@ -18,10 +17,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from filelock import FileLock, Timeout
 from torch import Tensor
 
 from ogdm_core.files import whole
+from run.alone import alone
 
 from .features import Features
 from .metrics import RunningStatistics
@@ -47,13 +46,7 @@ def features_of(
         folder = cache / hashlib.sha256(key.encode()).hexdigest()[:32]
         folder.mkdir(parents=True, exist_ok=True)
         # Evaluations of several models at once often share the reference: one computes, all read.
-        lock = FileLock(folder.with_suffix(".lock"))
-        try:
-            held = lock.acquire(timeout=0)
-        except Timeout:
-            doing = f"computing the features of {source.path}"
-            print(f"waiting: another process is {doing}", file=sys.stderr, flush=True)
-            held = lock.acquire()
+        held = alone(folder.with_suffix(".lock"), f"computing the features of {source.path}")
     generator = torch.Generator().manual_seed(seed)
     chosen = torch.randperm(source.count, generator=generator)[:keep].sort().values
     running, kept = RunningStatistics(), []

@@ -17,7 +17,6 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
-import pickle
 import sys
 import types
 from collections.abc import Callable
@@ -30,7 +29,7 @@ from torch import Tensor, nn
 
 from ogdm_core.files import sha256
 
-from .classifier import Classifier, load_classifier
+from .classifier import UNREADABLE, Classifier, load_classifier
 
 INCEPTION = "inception"
 PUBLISHED = "6726825d"  # how the SHA-256 of the published weights begins, as their name says
@@ -38,8 +37,6 @@ URL = (
     "https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/"
     "weights-inception-2015-12-05-6726825d.pth"
 )
-# What torch.load and load_state_dict raise for a file of another kind.
-UNREADABLE = (RuntimeError, pickle.UnpicklingError, AttributeError, KeyError, TypeError, EOFError)
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,11 @@ def check(reference: Source, samples: Source, args: argparse.Namespace) -> None:
             )
     if (args.device or "").startswith("cuda") and not torch.cuda.is_available():
         raise ValueError(f"--device {args.device}: no CUDA here; use --device cpu")
+    try:
+        torch.empty(0, device=args.device)
+    except (RuntimeError, AssertionError) as error:
+        why = str(error).splitlines()[0]
+        raise ValueError(f"--device {args.device}: {why}; use --device cpu") from error
 
 
 def evaluate(

@@ -25,6 +25,7 @@ import subprocess
 import sys
 import threading
 import time
+import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -34,6 +35,7 @@ from typing import Any
 from ogdm_core import flags
 from ogdm_core.config import OGDMConfig
 from ogdm_core.files import sha256
+from run.alone import alone
 from run.provenance import commit, versions
 
 HERE = Path(__file__).parent
@@ -60,12 +62,11 @@ GAMMA = {"nonsaturating": 0.06, "hinge": 0.03}  # by adversarial form
 
 
 def seeds(text: str) -> list[int]:
-    """0,1,2 as numbers."""
-    try:
-        return [int(s) for s in text.split(",")]
-    except ValueError:
-        words = f"{text!r} is not allowed; give whole numbers like 0,1,2"
-        raise argparse.ArgumentTypeError(words) from None
+    """0,1,2 as numbers, no two of them alike: a seed's runs have one folder."""
+    found = [flags.number(int, 0, 2**31)(s) for s in text.split(",")]
+    if len(set(found)) < len(found):
+        raise argparse.ArgumentTypeError(f"{text} is not allowed; name each seed once")
+    return found
 
 
 def parse(argv: list[str]) -> tuple[argparse.Namespace, OGDMConfig]:
@@ -96,7 +97,8 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, OGDMConfig]:
 class Runner:
     """Runs child processes and shows their progress; stops them all when one fails."""
 
-    def __init__(self) -> None:
+    def __init__(self, lock: int) -> None:
+        """`lock` is the descriptor of the folder's lock, which the children hold as well."""
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -108,7 +110,7 @@ class Runner:
         )  # fmt: skip
         self.children: list[subprocess.Popen] = []
         self.lock = threading.Lock()
-        self.stopping = False
+        self.stopping, self.inherited = False, (lock,)
 
     def run(self, name: str, module: str, *words: object) -> None:
         """One child: `python -m MODULE WORDS`; its lines `step I/N  note` move its bar.
@@ -123,7 +125,7 @@ class Runner:
                 return
             child = subprocess.Popen(
                 command, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                start_new_session=True,
+                start_new_session=True, pass_fds=self.inherited,
             )  # fmt: skip
             self.children.append(child)
         task = self.bar.add_task(name, total=1, note="")
@@ -174,7 +176,9 @@ def ensure_classifier(args: argparse.Namespace) -> Path:
 
     code = sha256(classifier.__file__)[:8]  # other code, other features
     path = args.out / f"classifier-{re.sub(r'[^a-z0-9]+', '_', args.data.lower())}-{code}.pt"
-    if not path.exists():
+    try:
+        classifier.load_classifier(path)
+    except ValueError:  # absent or damaged
         classifier.save_classifier(path, *classifier.train_classifier(load(args.data)))
     return path
 
@@ -198,11 +202,20 @@ def run_method(args: argparse.Namespace, ogdm: list[str], runner: Runner, baseli
     key = hashlib.sha256(made_of.encode()).hexdigest()[:8]
     folder = args.out / "runs" / f"{method}-seed{seed}-{key}"
     result, name = folder / "evaluation.json", f"{method}, seed {seed}"
-    if not result.exists():
+    if scores(folder) is None:
         runner.run(f"{name}: train", "ogdm_core.trainer", *train, "--output", folder)
         runner.run(f"{name}: sample", "run.quickstart.score", folder, *score,
                    "--classifier", classifier, "--output", result)  # fmt: skip
     return folder
+
+
+def scores(folder: Path) -> dict[str, Any] | None:
+    """What run.quickstart.score wrote; None where a file of it is absent or damaged."""
+    try:
+        with zipfile.ZipFile(folder / "evaluation.npz"):
+            return json.loads((folder / "evaluation.json").read_text())
+    except (OSError, ValueError, zipfile.BadZipFile):
+        return None
 
 
 def observer_summary(folders: list[Path]) -> dict[str, Any]:
@@ -229,30 +242,36 @@ def main(argv: list[str] | None = None) -> int:
     """Runs it all; returns the exit code."""
     argv = sys.argv[1:] if argv is None else argv
     args, config = parse(argv)
-    given = flags.to_flags(config, only_changed=True)
-    ogdm = [w for name, value in given.items() for w in (f"--{name.replace('_', '-')}", value)]
-    start, runner = time.time(), Runner()
-    pairs = [(method, seed) for seed in args.seeds for method in ("ogdm", "control")]
     try:
-        args.out.mkdir(parents=True, exist_ok=True)
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        with ThreadPoolExecutor(args.jobs or min(2, cores)) as pool, runner:
-            baseline, classifier = ensure_baseline(args, runner), ensure_classifier(args)
-            work = partial(run_method, args, ogdm, runner, baseline, classifier)
-            folders = dict(zip(pairs, pool.map(work, *zip(*pairs, strict=True)), strict=True))
+        with alone(args.out / ".lock", f"working in {args.out}") as lock:
+            work(argv, args, config, lock)
     except KeyboardInterrupt:
         print("\nstopped; the same command continues from here", file=sys.stderr)
         return 130
     except (RuntimeError, OSError, ImportError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    return 0
+
+
+def work(argv: list[str], args: argparse.Namespace, config: OGDMConfig, lock: int) -> None:
+    """Trains and scores what is not there yet, prints the table and writes the report."""
+    given = flags.to_flags(config, only_changed=True)
+    ogdm = [w for name, value in given.items() for w in (f"--{name.replace('_', '-')}", value)]
+    start, runner = time.time(), Runner(lock)
+    pairs = [(method, seed) for seed in args.seeds for method in ("ogdm", "control")]
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    with ThreadPoolExecutor(args.jobs or min(2, cores)) as pool, runner:
+        baseline, classifier = ensure_baseline(args, runner), ensure_classifier(args)
+        one = partial(run_method, args, ogdm, runner, baseline, classifier)
+        folders = dict(zip(pairs, pool.map(one, *zip(*pairs, strict=True)), strict=True))
 
     from . import report
 
     rows = []
     for (method, seed), folder in sorted(folders.items()):
-        scored = json.loads((folder / "evaluation.json").read_text())
-        rows += [{"method": method, "seed": seed} | row for row in scored["rows"]]
+        found = scores(folder)
+        rows += [{"method": method, "seed": seed} | row for row in found["rows"]]
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     results = {
         "rows": rows,
@@ -262,7 +281,7 @@ def main(argv: list[str] | None = None) -> int:
             "finetune": FINETUNE.split(), "ogdm": ogdm, "steps": args.steps, "seeds": args.seeds,
             "samples": args.samples, "baseline_sha256": fingerprint(baseline),
         },
-        "classifier_accuracy": scored["classifier_accuracy"],
+        "classifier_accuracy": found["classifier_accuracy"],
         "observer": observer_summary([folders["ogdm", seed] for seed in args.seeds]),
         "versions": versions(PACKAGES),
         "commit": commit(),
@@ -273,11 +292,10 @@ def main(argv: list[str] | None = None) -> int:
     if not runner.children and earlier.exists():  # nothing was left to do: the time it took stands
         kept = ("wall_time_seconds", "largest_process_mb")
         results |= {k: v for k, v in json.loads(earlier.read_text()).items() if k in kept}
-    report.write(args.out, results, {m: folders[m, args.seeds[0]] for m in report.NAMES})
     report.print_table(results)
+    report.write(args.out, results, {m: folders[m, args.seeds[0]] for m in report.NAMES})
     for name in report.FILES:
         print(args.out / name)
-    return 0
 
 
 if __name__ == "__main__":

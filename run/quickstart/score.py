@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ogdm_core.files import write_json
+from ogdm_core.files import check_writable, whole, write_json
 from ogdm_core.flags import Parser, number
 from ogdm_core.guidance import Guide, guided, once_per_step
 from ogdm_core.samplers import sample, steps_for_nfe
@@ -84,11 +84,11 @@ def main(argv: list[str] | None = None) -> int:
         default=[(sampler, nfe) for sampler, nfes in GRID.items() for nfe in nfes])  # fmt: skip
     add("--keep", type=number(int, 0), default=16, help="images per cell to keep (default: 16)")
     add("--classifier", type=Path, help="from save_classifier; absent: trained here")
-    add("--noise-seed", type=int, default=0, help="seed of x_T (default: 0)")
+    add("--noise-seed", type=number(int, 0, 2**63), default=0, help="seed of x_T (default: 0)")
     args = p.parse_args(argv)
     try:
         check_model(args.model)
-        args.output.parent.mkdir(parents=True, exist_ok=True)
+        check_writable(args.output)
         images = data_sets.load(args.data, args.size)
         if args.classifier:
             classifier, accuracy = load_classifier(args.classifier, images)
@@ -96,6 +96,9 @@ def main(argv: list[str] | None = None) -> int:
             print("training a classifier whose features FID is measured in", flush=True)
             classifier, accuracy = train_classifier(images)
         unet, scheduler = load_model(args.model)
+        most, steps = max(map(max, GRID.values())), len(scheduler)
+        if most > steps:
+            raise ValueError(f"{args.model} has {steps} time steps; the grid of NFEs needs {most}")
     except (ValueError, OSError, ImportError) as error:
         p.error(str(error))
     real = classifier.features(images.all())
@@ -114,8 +117,12 @@ def main(argv: list[str] | None = None) -> int:
         kept[f"{sampler}-{nfe}"] = x[: args.keep].numpy()
         done += nfe
         print(f"step {done}/{total}  {sampler} NFE {nfe}: FID {fid:.2f}", flush=True)
-    np.savez_compressed(args.output.with_suffix(".npz"), **kept)
-    write_json(args.output, {"rows": rows, "classifier_accuracy": accuracy})
+    try:
+        with whole(args.output.with_suffix(".npz")) as file:
+            np.savez_compressed(file, **kept)
+        write_json(args.output, {"rows": rows, "classifier_accuracy": accuracy})
+    except OSError as error:
+        p.error(str(error))
     return 0
 
 

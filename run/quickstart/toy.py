@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ogdm_core import flags, training_loss
 from ogdm_core.config import OGDMConfig
 from ogdm_core.discriminator import embed_time
-from ogdm_core.files import write_json
+from ogdm_core.files import check_writable, write_json
 from ogdm_core.observer import Observer
 from ogdm_core.samplers import sample
 from ogdm_core.schedule import DiscreteVP
@@ -124,14 +124,22 @@ def main(argv: list[str] | None = None) -> int:
     p = flags.Parser(prog="run/toy.sh", description=__doc__)
     add, count = p.add_argument, flags.number(int, 1)
     add("--out", type=Path, default=Path("out/toy"), help="folder to write")
-    add("--seed", type=flags.number(int, 0), default=0, help="seed of everything (default: 0)")
+    add(
+        "--seed",
+        type=flags.number(int, 0, 2**31),
+        default=0,
+        help="seed of everything (default: 0)",
+    )
     add("--pretrain", type=count, default=6000, help="steps of the baseline (default: 6000)")
     add("--steps", type=count, default=3000, help="steps of each fine-tune (default: 3000)")
     flags.add_arguments(p)
     p.set_defaults(ogdm_k=0.5, ogdm_gamma=0.1)
     args = p.parse_args(argv)
     config = flags.from_args(vars(args) | {"ogdm": True})
-    args.out.mkdir(parents=True, exist_ok=True)
+    try:
+        check_writable(args.out / "toy.json")
+    except OSError as error:
+        p.error(str(error))
     torch.set_num_threads(1)  # tiny tensors: more threads only wait for each other
     schedule = DiscreteVP.linear(sigma_data=1.0)
     torch.manual_seed(args.seed)
@@ -145,15 +153,16 @@ def main(argv: list[str] | None = None) -> int:
     samples = {m: {n: sample(net, noise, schedule, nfe=n) for n in NFES} for m, net in nets.items()}
     off = {m: {n: float(distance(x).mean()) for n, x in s.items()} for m, s in samples.items()}
     command = shlex.join(["run/toy.sh", *argv])
-    plot(samples, off, args.out / "toy.png", command)
-    write_json(
-        args.out / "toy.json",
-        {"command": command, "mean_distance": off, "ogdm": config.to_dict()},
-    )
     print("mean distance to the data, Euler")
     print("NFE     " + "".join(f"{n:>9}" for n in NFES))
     for method, by_nfe in off.items():
         print(f"{method:<8}" + "".join(f"{d:>9.4f}" for d in by_nfe.values()))
+    record = {"command": command, "mean_distance": off, "ogdm": config.to_dict()}
+    try:
+        write_json(args.out / "toy.json", record)
+        plot(samples, off, args.out / "toy.png", command)
+    except OSError as error:
+        p.error(str(error))
     print(args.out / "toy.png")
     return 0
 

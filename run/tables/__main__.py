@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shlex
 import signal
@@ -111,7 +112,18 @@ def _set(text: str) -> tuple[str, str, str, str]:
 
 def main(argv: list[str] | None = None) -> int:
     """Exit status: 0 all done, 1 some rows stopped, 2 nothing was started, 130 Ctrl-C."""
-    argv = sys.argv[1:] if argv is None else argv
+    try:
+        return command(sys.argv[1:] if argv is None else argv)
+    except KeyboardInterrupt:
+        _say("stopped; the same command continues")
+        return 130
+    except OSError as error:
+        _say(f"error: {error}")
+        return 1
+
+
+def command(argv: list[str]) -> int:
+    """What `main` does, where nothing comes between."""
     if argv and argv[0] in map(str, ASSEMBLED):
         from . import assembled
 
@@ -194,21 +206,34 @@ def workflow(goals, out: Path, name: str, resources, native: list[str]) -> int:
         "--rerun-triggers", "mtime", "--ignore-incomplete", "--nolock", "--keep-going",
         "--scheduler", "greedy", "--quiet", "host", "reason", *native,
     ]  # fmt: skip
+    stopped, group = [], []
+
+    def stop(*_: object) -> None:
+        """Ctrl-C, or SIGTERM: ends snakemake and the running commands, once they are known.
+
+        It raises nothing: an exception while snakemake is being started would lose its process.
+        """
+        stopped.append(True)
+        while group:  # once: a second signal would interrupt a command that is about to end
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(group.pop(), signal.SIGINT)
+
     # Set before it starts: a shell that starts us in the background has SIGINT ignored, and a child
     # would inherit that.
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
-    process = subprocess.Popen(command, process_group=0)
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        return process.wait()
-    except KeyboardInterrupt:
-        os.killpg(process.pid, signal.SIGINT)  # ends snakemake and the running commands
-        process.wait()
-        _say("stopped; all that is done is kept, and the same command continues")
-        return 130
+        process = subprocess.Popen(command, process_group=0)
+        group.append(process.pid)
+        if stopped:
+            stop()
+        status = process.wait()
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+    if stopped:
+        _say("stopped; all that is done is kept, and the same command continues")
+        return 130
+    return status
 
 
 def write_table(options, rows, argv: list[str]) -> None:
@@ -217,9 +242,9 @@ def write_table(options, rows, argv: list[str]) -> None:
 
     command = shlex.join([f"run/reproduce_table{options.number}.sh", *argv[1:]])
     results = table.collect(options, rows, command)
-    files = table.write_all(results, options.out)
     print(results["title"], *table.lines(results), sep="\n")
-    print("FID / recall: ours, and the paper's in brackets")
+    print("FID / recall: ours, and the paper's in brackets", flush=True)
+    files = table.write_all(results, options.out)
     _say(*table.failures(results), f"{files[0].with_suffix('')}.{{json,csv,md,tex,png}}")
 
 

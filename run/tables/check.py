@@ -211,8 +211,8 @@ def _disk(options: Options, rows: list[Row]) -> list[str]:
     place = options.out.absolute()
     while not place.exists():
         place = place.parent
-    if not os.access(place, os.W_OK):
-        return [f"--out: {place} is not writable"]
+    if not place.is_dir() or not os.access(place, os.W_OK):
+        return [f"--out: {place} is no folder that can be written; give another"]
     free = shutil.disk_usage(place).free / 1e9
     text = (f"--out: {need:.0f} GB are needed, {free:.0f} GB are free at {place}; give another "
             "folder, or fewer --rows or --images")  # fmt: skip

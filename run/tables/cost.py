@@ -18,7 +18,7 @@ from run.train import commands
 from run.train.presets import Preset
 
 from . import check
-from .jobs import Job, Options, Row, chain, module
+from .jobs import Job, Options, Row, chain, module, read_json
 
 # Minutes and MB of memory (per process) of jobs that were not timed.
 MINUTES = {"data": 240, "train": 7 * 1440, "guide": 480, "sample": 1440, "score": 240}
@@ -27,8 +27,7 @@ MEMORY = {"data": 8_000, "train": 24_000, "guide": 24_000, "sample": 24_000, "sc
 
 def resources(options: Options) -> Callable[[Job], dict[str, Any]]:
     """What a scheduler is told about a job; `runtime` is in minutes."""
-    file = options.out / "measured.json"
-    times = json.loads(file.read_text()) if file.is_file() else {}
+    times = read_json(options.out / "measured.json")
 
     def of(job: Job) -> dict[str, Any]:
         processes, nodes = (job.engine.gpus, job.engine.nodes) if job.engine else (1, 1)

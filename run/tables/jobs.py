@@ -109,16 +109,13 @@ class Job:
 
     def record(self) -> dict | None:
         """What is known of a finished job; None if it is not done, or its output is gone."""
-        if not self.marker.is_file() or not self.output.exists():
-            return None
-        record = json.loads(self.marker.read_text())
+        record = read_json(self.marker) if self.output.exists() else {}
         # An output outside of the folder is not in the key: what is there may be another's.
-        return record if record["output"] == str(self.output) else None
+        return record if record.get("output") == str(self.output) else None
 
     def state(self) -> dict:
         """What the last attempt left: {"status": "running" | "failed" | "stopped", ...}, or {}."""
-        file = self.folder / "state.json"
-        return json.loads(file.read_text()) if file.is_file() else {}
+        return read_json(self.folder / "state.json")
 
     def command(self) -> Command | None:
         """What would run now: a training goes on from its own last checkpoint."""
@@ -464,6 +461,15 @@ def module(name: str, *words: Any, **flags: Any) -> Command:
 
 def _digits(folder: Path) -> Command:
     return module("run.tables.smoke", folder / "images")
+
+
+def read_json(file: Path) -> dict:
+    """What the file holds; {} where it is absent, or damaged by a disk or a machine that failed."""
+    try:
+        found = json.loads(file.read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def write_plan(out: Path, name: str, pending: list[Job], resources: Callable[[Job], dict]) -> Path:

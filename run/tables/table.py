@@ -76,7 +76,7 @@ def failure(pending: list[Job]) -> dict[str, str] | None:
         if state := job.state():
             # No word about the end: killed, or running this very moment.
             reason = state.get("reason", f"begun on {state.get('host')} and not finished")
-            status = "failed" if state["status"] == "failed" else "stopped"
+            status = "failed" if state.get("status") == "failed" else "stopped"
             return {"job": job.name, "status": status, "reason": reason,
                     "log": str(job.folder / LOG)}  # fmt: skip
     return None

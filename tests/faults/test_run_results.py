@@ -1,0 +1,164 @@
+"""Faults of the evaluator, the quickstart and the tables: no number is lost, none is made twice."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from ogdm_core.trainer.images import Images
+from run.alone import alone
+from run.evaluate import __main__ as evaluate
+from run.evaluate import classifier
+from run.quickstart import __main__ as quickstart
+from run.quickstart import report, score, toy
+from run.tables import __main__ as tables
+from run.tables.jobs import Job, Options
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (8, 4, 4, 3), dtype=np.uint8)
+
+# (command, flags): what is known to be wrong is said before any work, in one line.
+FLAGS = {
+    "evaluate: seed": (evaluate.main, ["a.npz", "a.npz", "--seed", str(2**70)], "--seed"),
+    "evaluate: device": (
+        evaluate.main, ["a.npz", "a.npz", "--features", "pixels", "--device", "nope"], "nope: ",
+    ),
+    "evaluate: cache": (
+        evaluate.main, ["a.npz", "a.npz", "--features", "pixels", "--cache", "file/x"], "file",
+    ),
+    "quickstart: seed": (quickstart.main, ["--seeds", f"0,{2**40}"], "--seeds"),
+    "quickstart: seed below 0": (quickstart.main, ["--seeds=-1"], "--seeds"),
+    "quickstart: seed twice": (quickstart.main, ["--seeds", "1,0,1"], "name each seed once"),
+    "quickstart: out": (quickstart.main, ["--out", "file/x"], "file"),
+    "toy: out": (toy.main, ["--out", "file/x"], "file"),
+    "toy: seed": (toy.main, ["--seed", str(2**70)], "--seed"),
+    "score: output": (score.main, ["model", "--output", "file/x.json"], "file"),
+    "tables: out": (tables.main, ["1", "--scale", "smoke", "--out", "file/x"], "--out: "),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("main", "flags", "says"), FLAGS.values(), ids=FLAGS)
+def test_flags_are_refused_before_any_work(tmp_path, monkeypatch, capsys, main, flags, says):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    np.savez("a.npz", arr_0=PIXELS)
+    monkeypatch.setattr(score, "check_model", lambda path: None)
+    for place, name in ((toy, "train"), (quickstart, "work")):
+        monkeypatch.setattr(place, name, lambda *a, **k: pytest.fail("worked"))
+    try:
+        code = main(flags)
+    except SystemExit as end:
+        code = end.code
+    said = capsys.readouterr().err
+    assert code in (1, 2) and says in said and "Traceback" not in said
+
+
+def test_a_second_quickstart_waits_and_says_for_whom(tmp_path, monkeypatch, capsys):
+    worked = threading.Event()
+    monkeypatch.setattr(quickstart, "work", lambda *a: worked.set())
+    with alone(tmp_path / ".lock", "testing"):
+        second = threading.Thread(target=quickstart.main, args=[["--out", str(tmp_path)]])
+        second.start()
+        said = ""
+        while "working in" not in said and second.is_alive():
+            said += capsys.readouterr().err
+            time.sleep(0.01)
+        assert not worked.is_set()
+    second.join(60)
+    assert worked.is_set() and f"waiting: process {os.getpid()}" in said
+
+
+def test_the_quickstarts_children_hold_its_lock(tmp_path, monkeypatch):
+    """Where the quickstart is killed and a training is not, a second quickstart waits for it."""
+    (tmp_path / "holds.py").write_text("import os, sys\nos.fstat(int(sys.argv[1]))\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with alone(tmp_path / ".lock", "testing") as lock, quickstart.Runner(lock) as runner:
+        runner.run("child", "holds", lock)
+
+
+@pytest.mark.parametrize("end", [KeyboardInterrupt, OSError("disk full")])
+def test_the_quickstart_prints_its_numbers_before_it_writes_them(
+    tmp_path, monkeypatch, capsys, end
+):
+    def fail(*args):
+        raise end
+
+    found = {"rows": [], "classifier_accuracy": 1.0}
+    for name, value in {
+        "ensure_baseline": None, "ensure_classifier": None, "run_method": tmp_path, "scores": found,
+        "fingerprint": "", "observer_summary": {}, "commit": "", "versions": {},
+    }.items():  # fmt: skip
+        monkeypatch.setattr(quickstart, name, lambda *a, value=value: value)
+    monkeypatch.setattr(report, "print_table", lambda results: print("the numbers"))
+    monkeypatch.setattr(report, "write", fail)
+    status = quickstart.main(["--out", str(tmp_path)])
+    said = capsys.readouterr()
+    assert status == (130 if end is KeyboardInterrupt else 1) and "the numbers" in said.out
+    assert ("the same command continues" if status == 130 else "error: disk full") in said.err
+
+
+@pytest.mark.parametrize("damaged", ["evaluation.json", "evaluation.npz", None])
+def test_damaged_scores_are_made_again(tmp_path, damaged):
+    np.savez(tmp_path / "evaluation.npz", a=np.ones(3))
+    (tmp_path / "evaluation.json").write_text('{"rows": []}')
+    if damaged:
+        whole = (tmp_path / damaged).read_bytes()
+        (tmp_path / damaged).write_bytes(whole[: len(whole) // 2])
+    assert quickstart.scores(tmp_path) == (None if damaged else {"rows": []})
+
+
+@pytest.mark.parametrize("keep", [0, 0.5, 1])
+def test_a_damaged_classifier_is_made_again(tmp_path, monkeypatch, keep):
+    net = classifier.Classifier(1, 10)
+    monkeypatch.setattr(classifier, "train_classifier", lambda images: (net, 0.5))
+    args = SimpleNamespace(out=tmp_path, data="digits")
+    path = quickstart.ensure_classifier(args)
+    before = path.read_bytes()
+    path.write_bytes(before[: int(keep * len(before))])
+    with torch.no_grad():
+        net.scale.fill_(2.0)
+    quickstart.ensure_classifier(args)
+    again, _ = classifier.load_classifier(path, Images(np.zeros((1, 1, 8, 8), np.uint8)))
+    assert float(again.scale) == (1.0 if keep == 1 else 2.0)  # a whole one is kept
+
+
+@pytest.mark.parametrize("text", ["", '{"output": ', "[]", "{}"])
+def test_a_damaged_record_means_that_a_job_is_not_done(tmp_path, text):
+    job = Job("a", "score", tmp_path, {}, lambda folder: None, "out.txt")
+    job.folder.mkdir(parents=True)
+    job.output.write_text("")
+    job.marker.write_text(json.dumps({"output": str(job.output)}))
+    assert job.record()
+    for file in (job.marker, job.folder / "state.json"):
+        file.write_text(text)
+    assert job.record() is None and job.state() == {}
+
+
+def test_ctrl_c_while_snakemake_is_started_leaves_nothing_behind(tmp_path, monkeypatch):
+    start, started = subprocess.Popen, []
+
+    def interrupted(command, **options):
+        os.kill(os.getpid(), signal.SIGINT)
+        started.append(start([sys.executable, "-c", "import time; time.sleep(60)"], **options))
+        return started[0]
+
+    monkeypatch.setattr(tables.subprocess, "Popen", interrupted)
+    job = Job("a", "score", tmp_path, {}, lambda folder: None, "out.txt")
+    rows = [SimpleNamespace(scores={10: job})]
+    assert tables.run(Options(1, out=tmp_path, smoke=True, jobs=1), rows, []) == 130
+    assert started[0].returncode is not None
+
+
+def test_a_table_is_printed_before_it_is_written(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    out = str(tmp_path / "file" / "x")
+    assert tables.main(["1", "--scale", "smoke", "--table", "--out", out]) == 1
+    said = capsys.readouterr()
+    assert "FID / recall" in said.out and "error: " in said.err and "Traceback" not in said.err
