@@ -6,8 +6,9 @@
 #
 #   teaser       Fig. 1: same noise, NFE across, methods and samplers down, and how far samples
 #                move as NFE changes, as numbers
-#   grid         appendix F: samples of each method, FID and recall from a results.json
-#   neighbours   appendix F.5: nearest training images, and whether samples copy them
+#   grid         appendix F: samples of each method, FID and recall from a results.json or a table1.json
+#   neighbours   appendix F.5: nearest training images, and whether samples copy them; with
+#                --weights FILE in Inception's features
 #   diagrams     Figs. 2 and 3: the graphical model and the role of the discriminator, as SVG files
 #
 # A model is a folder in diffusers' format, sampled here:
@@ -26,5 +27,6 @@ help_if_asked "$1"
 
 extras=(analysis)
 [ "$1" = diagrams ] || extras+=(diffusers) # models and data sets come with it
+case " $*" in *" --weights"*) extras+=(eval) ;; esac # Inception comes with it
 ensure_env "${extras[@]}"
 exec "$PYTHON" -m run.figures "$@"

@@ -239,6 +239,26 @@ def test_grid_reads_a_results_file(files, tmp_path, monkeypatch):
     assert "--results" in command_in(tmp_path / "grid-nfe8.png")
 
 
+def test_captions_come_from_a_table_by_row_and_by_method(tmp_path):
+    def row(name, dataset, method):
+        cells = [{"nfe": 10, "fid": 11.5, "recall": 0.5}, {"nfe": 25, "fid": None, "recall": None}]
+        return {"row": name, "dataset": dataset, "method": method, "sampler": "euler",
+                "cells": cells}  # fmt: skip
+
+    ours, other = (
+        row("cifar10-edm-ogdm-ft", "a", "OGDM (ft)"),
+        row("celeba64-adm-ogdm", "b", "OGDM"),
+    )
+    for rows, method, found in (
+        ([ours], "OGDM (ft)", True), ([ours, other], "OGDM (ft)", False),
+        ([ours, other], "cifar10-edm-ogdm-ft", True),
+    ):  # fmt: skip
+        (tmp_path / "table1.json").write_text(json.dumps({"rows": rows}))
+        read = grids.load_results(tmp_path / "table1.json")
+        assert ("FID: 11.50" in grids.caption(read, method, "euler", 10)) == found
+        assert "not in the results file" in grids.caption(read, method, "euler", 25)
+
+
 def test_a_results_file_without_rows_is_refused(tmp_path, capsys):
     (tmp_path / "results.json").write_text(json.dumps({"rows": [{"method": "a"}]}))
     arguments = ["grid", "--method", "A=x/{sampler}-{nfe}", "--results",
@@ -253,6 +273,8 @@ def test_a_results_file_without_rows_is_refused(tmp_path, capsys):
 def test_leave_one_out_does_not_count_an_image_as_its_own_neighbour():
     train = torch.tensor([[0.0], [1.0], [5.0], [5.0], [5.0]])
     assert neighbours.leave_one_out(train).tolist() == [1, 1, 0, 0, 0]
+    drawn = neighbours.leave_one_out(train, count=3)  # of many images, a part
+    assert len(drawn) == 3 and set(drawn.tolist()) <= {0, 1}
 
 
 def test_copies_stand_out_from_new_images():
@@ -297,6 +319,32 @@ def test_neighbours_of_a_model(model, tmp_path):
                  "--count", "5", "--images", "3", "--k", "2", "--out", str(tmp_path)]  # fmt: skip
     assert figures.main(arguments) == 0
     assert len((tmp_path / "neighbours.csv").read_text().splitlines()) == 1 + 5 * 2
+
+
+def test_neighbours_in_inceptions_features(tmp_path, capsys, monkeypatch):
+    """By one flag; the net stands in for Inception, whose weights are not at hand."""
+    from run.evaluate import features
+
+    batches = []
+
+    def net(images):
+        batches.append(len(images))
+        return images.float().mean((2, 3))
+
+    monkeypatch.setattr(features, "_inception", lambda weights, device: net)
+    monkeypatch.setattr(features, "check_features", lambda spec, weights: None)
+    (tmp_path / "weights.pth").write_bytes(b"")
+    write_npz(tmp_path / "x.npz", torch.rand(150, 3, 8, 8) * 2 - 1)
+    arguments = ["neighbours", "--train", str(tmp_path / "x.npz"), "--samples",
+                 str(tmp_path / "x.npz"), "--images", "3", "--out", str(tmp_path)]  # fmt: skip
+    assert figures.main([*arguments, "--weights", str(tmp_path / "weights.pth")]) == 0
+    printed = capsys.readouterr()
+    assert "exact copies: 150 of 150" in printed.out
+    assert "is not the published file" in printed.err
+    assert max(batches) == 64 and sum(batches) == 300
+    monkeypatch.undo()
+    assert figures.main([*arguments, "--weights", str(tmp_path / "absent.pth")]) == 2
+    assert "absent.pth: no such file" in capsys.readouterr().err
 
 
 def test_neighbours_wants_samples_from_one_place(tmp_path, capsys):

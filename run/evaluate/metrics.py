@@ -179,10 +179,19 @@ def nearest_neighbours(queries: Any, reference: Any, k: int = 1) -> tuple[Tensor
     _same_size(q, x, "queries", "reference")
     if not 1 <= k <= len(x):
         raise ValueError(f"k={k} neighbours: it must be in 1..{len(x)}, the reference's images")
-    centre, distances, indices = x.mean(0), [], []  # products lose digits to a common offset
+    # Tiles of both sets: no more than TILE x TILE distances at a time, whatever the sets' sizes.
+    centre, count = x.mean(0), min(k + 3, len(x))  # products lose digits to a common offset
+    distances, indices = [], []
     for part in q.split(TILE):
-        rough = torch.cdist(part - centre, x - centre)
-        near = rough.topk(min(k + 3, len(x)), largest=False).indices
+        rough = part.new_empty(len(part), 0)
+        near = rough.long()
+        for start in range(0, len(x), TILE):
+            some = torch.cdist(part - centre, x[start : start + TILE] - centre)
+            found = some.topk(min(count, some.shape[1]), largest=False)
+            rough = torch.cat([rough, found.values], 1)
+            near = torch.cat([near, found.indices + start], 1)
+            rough, kept = rough.topk(min(count, rough.shape[1]), largest=False)
+            near = near.gather(1, kept)
         exact = torch.stack([(part - x[i]).norm(dim=1) for i in near.T], 1)
         exact, order = exact.sort(stable=True)
         distances.append(exact[:, :k])
@@ -196,7 +205,7 @@ def _features(features: Any, name: str) -> Tensor:
     if x.ndim != 2 or 0 in x.shape:
         raise ValueError(f"{name} must be [images, features], but its shape is {tuple(x.shape)}")
     x = x if x.is_floating_point() else x.float()
-    bad = (~x.isfinite()).any(1)
+    bad = torch.cat([(~part.isfinite()).any(1) for part in x.split(TILE)])  # copies are large
     if bool(bad.any()):
         raise ValueError(
             f"{name}: {int(bad.sum())} of {len(x)} rows hold NaN or infinity, the first is row "

@@ -65,6 +65,7 @@ def run_neighbours(args: argparse.Namespace, command: str) -> list[Path]:
     """neighbours.png, neighbours.csv and memorisation.png."""
     if (args.samples is None) == (args.method is None):
         raise ValueError("give either --samples FILE or --method NAME=PATH")
+    from ogdm_core.trainer import images
     from run.evaluate.metrics import nearest_neighbours
 
     from . import neighbours
@@ -78,10 +79,10 @@ def run_neighbours(args: argparse.Namespace, command: str) -> list[Path]:
         method = load_method(args.method, args.device)
         noise = shared_noise([method], args.count, args.seed)
         samples = method.draw(noise, args.nfe, args.sampler)
-    train = load_images(args.train)
+    train = images.load(args.train)
     phi_samples, phi_train = features(samples), features(train)
     distances, indices = nearest_neighbours(phi_samples, phi_train, args.k)
-    held_out = features(load_images(args.held_out)) if args.held_out else None
+    held_out = features(images.load(args.held_out)) if args.held_out else None
     result = neighbours.memorisation(phi_samples, phi_train, held_out)
     name = "held-out images" if args.held_out else "training images, leave-one-out"
     print(f"samples nearer than the nearest 1 % of real images: {100 * result.closer:.1f} %")
@@ -106,13 +107,23 @@ def run_diagrams(args: argparse.Namespace, command: str) -> list[Path]:
 
 
 def _features(args: argparse.Namespace):
-    """The net that --features names, in batches."""
+    """The net that --features or --weights names, for a tensor of images or an `Images`.
+
+    It reads and evaluates 64 images at a time: data sets that do not fit memory are welcome.
+    """
     import torch
 
     from run.evaluate.features import load_features
 
-    net = load_features(args.features, device=args.device)
-    return lambda images: torch.cat([net(part) for part in images.split(500)])
+    spec = args.features or (None if args.weights else "pixels")
+    net = load_features(spec, args.weights, args.device)
+    print(*net.notes, sep="\n", end="\n" * bool(net.notes), file=sys.stderr)
+
+    def features(images):
+        pixels = images.__getitem__ if isinstance(images, torch.Tensor) else images.pixels
+        return torch.cat([net(pixels(index)) for index in torch.arange(len(images)).split(64)])
+
+    return features
 
 
 def parser() -> argparse.ArgumentParser:
@@ -132,8 +143,13 @@ def parser() -> argparse.ArgumentParser:
         add("--device", default="cpu", help="cpu (default) or cuda")
 
     def features(add) -> None:
-        add("--features", default="pixels",
-            help="distances are taken in: pixels (default), a quickstart's classifier .pt, or "
+        add(
+            "--weights",
+            type=Path,
+            help="distances are taken in Inception's features: its weights, as for run/evaluate.sh",
+        )
+        add("--features",
+            help="or in: pixels (default), a quickstart's classifier .pt, or "
                  "MODULE:NAME, a net of uint8 images [N, 3, H, W]")  # fmt: skip
 
     add = figure("teaser", run_teaser, "Fig. 1, with the drift of samples over NFE")
@@ -153,7 +169,11 @@ def parser() -> argparse.ArgumentParser:
     add("--nfe", type=count, default=10, help="(10)")
     add("--images", type=count, default=50, help="images per panel (50)")
     add("--columns", type=count, default=10, help="images per line (10)")
-    add("--results", help="results.json with FID and recall for the captions")
+    add(
+        "--results",
+        help="results.json of a quickstart or tableN.json of run/reproduce_tableN.sh: FID "
+        "and recall for the captions",
+    )
 
     add = figure("neighbours", run_neighbours, "nearest training images and memorisation")
     sampling(add)

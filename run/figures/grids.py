@@ -14,12 +14,30 @@ from .samples import Method
 
 
 def load_results(path: str | Path) -> list[dict]:
-    """Rows of a results.json, {"rows": [{"method", "sampler", "nfe", "fid", "recall"}, ...]}."""
-    rows = json.loads(Path(path).read_text()).get("rows")
+    """Rows {"method", "sampler", "nfe", "fid", "recall"} of a results.json or a tableN.json.
+
+    The first is {"rows": [such rows]}; a table's rows hold a cell per NFE instead, and are called
+    by their own name ("cifar10-edm-ogdm-ft") and, where that is clear, by their method ("OGDM").
+    """
+    rows = json.loads(Path(path).read_text()).get("rows") or []
+    if any("cells" in row for row in rows):
+        rows = _from_table(rows)
     wanted = {"method", "sampler", "nfe", "fid", "recall"}
     if not rows or any(wanted - row.keys() for row in rows):
         raise ValueError(f"{path}: needs rows, each with {', '.join(sorted(wanted))}")
     return rows
+
+
+def _from_table(rows: Sequence[dict]) -> list[dict]:
+    """One row per finished cell, by the row's name, and by its method if its data set is the only
+    one in the table."""
+    alone = len({row["dataset"] for row in rows}) == 1
+    return [
+        {"method": name, "sampler": row["sampler"]}
+        | {key: cell[key] for key in ("nfe", "fid", "recall")}
+        for row in rows for cell in row["cells"] if cell["fid"] is not None
+        for name in dict.fromkeys([row["row"], row["method"]] if alone else [row["row"]])
+    ]  # fmt: skip
 
 
 def caption(rows: Sequence[dict], method: str, sampler: str, nfe: int) -> str:

@@ -10,9 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ogdm_core.trainer.images import Images
 from run.evaluate import metrics
 
 from . import style
+
+LEFT_OUT = 10_000  # training images, at most, that are compared with the others
 
 
 @dataclass(frozen=True)
@@ -54,21 +57,26 @@ def nearest_distance(queries: Tensor, train: Tensor) -> Tensor:
     return metrics.nearest_neighbours(queries, train)[0][:, 0]
 
 
-def leave_one_out(train: Tensor) -> Tensor:
-    """Distance [N] of each of train [N, D] to the nearest other; a duplicate is at distance 0."""
-    distances, indices = metrics.nearest_neighbours(train, train, k=2)
-    own = indices == torch.arange(len(train), device=indices.device)[:, None]
+def leave_one_out(train: Tensor, count: int = LEFT_OUT) -> Tensor:
+    """Distance of each of train [N, D] to the nearest other; a duplicate is at distance 0.
+
+    Of more than `count` images, that many are drawn, always the same: [min(N, count)].
+    """
+    chosen = torch.randperm(len(train), generator=torch.Generator().manual_seed(0))[:count]
+    chosen = chosen.sort().values
+    distances, indices = metrics.nearest_neighbours(train[chosen], train, k=2)
+    own = indices == chosen[:, None]
     # With several duplicates an image may not be in its own list; then all of it is at distance 0.
     return torch.where(own[:, 0], distances[:, 1], distances[:, 0])
 
 
 def draw_neighbours(
-    samples: Tensor, train: Tensor, distances: Tensor, indices: Tensor, path: Path, command: str
+    samples: Tensor, train: Images, distances: Tensor, indices: Tensor, path: Path, command: str
 ) -> Path:
     """Samples [N, C, H, W] on top, under each its nearest training images with their distances."""
     count, k = distances.shape
     fig = style.plt.figure(figsize=(0.95 * count + 0.8, 1.18 * (k + 1) + 0.2))
-    cells = [samples.split(1), *(train[indices[:, row]].split(1) for row in range(k))]
+    cells = [samples.split(1), *(train.pixels(indices[:, row]).split(1) for row in range(k))]
     axes = style.grid(fig, cells, 1)
     for ax in axes[0]:
         ax.spines[:].set(visible=True, color=style.BLUE, linewidth=2)

@@ -94,7 +94,7 @@ def write(results: dict, out: Path) -> list[Path]:
 def draw(results: dict, path: Path) -> Path:
     """Panels: samplers and NFEs across, settings beyond the first two down. Blue is a lower FID.
 
-    The frame is the paper's range of k and gamma, where both are swept.
+    The frame is the paper's range of k and gamma, where these are the first two.
     """
     grid = results["grid"]
     across, down, *others = grid
@@ -126,7 +126,8 @@ def draw(results: dict, path: Path) -> Path:
             ax.set_yticks(range(len(grid[down])), grid[down])
             ax.grid(False)
             frame(ax, grid, across, down)
-    fig.colorbar(picture, ax=axes, label="change of FID against the control, %", shrink=0.9)
+    fig.get_layout_engine().set(rect=(0, 0.04, 1, 0.96))  # the command stands below
+    fig.colorbar(picture, ax=axes, label="change of FID, %")
     return style.save(fig, path, results["command"])
 
 
