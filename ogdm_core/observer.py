@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from . import distributed
+from .checkpoints import compare, listed
 from .config import OGDMConfig
 from .discriminator import KINDS
 from .losses import emission_loss, fake_loss, r1_penalty, real_loss
@@ -239,23 +240,26 @@ class Observer:
             "version": STATE_VERSION,
             "config": self.config.to_dict(),
             "shape": self._shape(),
+            "schedule": self.schedule.description(),
             "discriminator": self.D.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "steps": self.steps,
             "skipped": int(self.skipped),
         }
 
-    def load_state_dict(self, state: dict) -> None:
-        """Continues from `state_dict()`; a state of another discriminator is refused."""
+    def load_state_dict(self, state: dict) -> str:
+        """Continues from `state_dict()`; returns the settings that differ, in words for the log.
+
+        The settings of this run hold. A state of another discriminator or schedule is refused.
+        """
         if not isinstance(state, dict) or state.get("version") != STATE_VERSION:
             raise ValueError(
                 "not an observer's state (or of another version); start without it to train a "
                 "new discriminator"
             )
-        theirs, ours = {"d_kind": "paper"} | state["shape"], self._shape()
-        if theirs != ours:
-            differ = ", ".join(f"{k} {theirs.get(k)} != {v}" for k, v in ours.items()
-                               if theirs.get(k) != v)  # fmt: skip
+        theirs = {"d_kind": "paper"} | state["shape"] | state.get("schedule", {})
+        differ = listed(compare(theirs, self._shape() | self.schedule.description()))
+        if differ:
             raise ValueError(
                 f"the saved discriminator does not fit this run ({differ}); give the settings it "
                 "was trained with, or start without it"
@@ -275,6 +279,7 @@ class Observer:
         self.steps = int(state["steps"])
         self.skipped.fill_(state["skipped"])
         self._pending.clear()
+        return listed(compare(state["config"], self.config.to_dict()))
 
     def _shape(self) -> dict[str, object]:
         c = self.config

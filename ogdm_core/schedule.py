@@ -68,6 +68,15 @@ class Schedule(ABC):
         """x_T from standard normal noise."""
         return noise
 
+    def description(self) -> dict[str, str | float]:
+        """What a saved discriminator keeps of its schedule: its kind, range and data."""
+        ends = {"sigma_min": self.noisy(torch.zeros(1)), "sigma_max": torch.tensor([self.T])}
+        levels: dict[str, str | float] = {n: float(self.sigma(t)) for n, t in ends.items()}
+        return levels | {
+            "schedule": type(self).__name__, "T": float(self.T),
+            "sigma_data": float(self.sigma_data),
+        }  # fmt: skip
+
     # ---- the lookahead s, and u = t - s -------------------------------------------------------
 
     @abstractmethod

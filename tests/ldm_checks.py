@@ -17,8 +17,10 @@ import numpy as np
 import torch
 
 import ogdm_core.compat.ldm
+from ogdm_core import checkpoints
 
 ogdm_core.compat.ldm.install()
+checkpoints.trust()  # the tests' own classes as targets
 
 import ldm_tiny  # noqa: E402
 import pytorch_lightning as pl  # noqa: E402

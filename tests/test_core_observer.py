@@ -537,9 +537,10 @@ def test_settings_of_the_run_win_over_those_of_the_state():
 
 
 @pytest.mark.parametrize(("other", "named"), [
-    ({"size": 16}, "size 16 != 8"), ({"channels": 1}, "channels 1 != 3"),
-    ({"labels": 10}, "labels 10 != 0"), ({"d_width": 0.2}, "d_width 0.2 != 0.02"),
-    ({"d_kind": "light"}, "d_kind light != paper"),
+    ({"size": 16}, "size: 16 there, 8 here"), ({"channels": 1}, "channels: 1 there, 3 here"),
+    ({"labels": 10}, "labels: 10 there, 0 here"),
+    ({"d_width": 0.2}, "d_width: 0.2 there, 0.02 here"),
+    ({"d_kind": "light"}, "d_kind: light there, paper here"),
 ])  # fmt: skip
 def test_the_state_of_another_discriminator_is_refused(other, named):
     observer = make_observer()

@@ -192,6 +192,8 @@ def test_a_state_file_brings_back_the_observer_and_that_the_run_is_a_fine_tune(
     session, net, loss_fn = observed(fine_tuned=fine_tuned)
     session.add_emission(loss_fn(net, *batch(), augment_pipe=flip)).sum().backward()
     session.step()
+    torch.save({}, tmp_path / "training-state-000002.pt")  # upstream's files
+    (tmp_path / "network-snapshot-000002.pkl").write_bytes(pickle.dumps({}))
     session.save(str(tmp_path), nimg=2000, tick=1, every=1, done=False)
     noise = torch.rand(3)
     state = splice.load_state({}, str(tmp_path / "training-state-000002.pt"))
@@ -212,7 +214,7 @@ def options(*args):
     @click.option("--resume")
     @splice.train_options
     def main(**kwargs):
-        seen.update(splice.training_kwargs(kwargs))
+        seen.update(splice.training_kwargs(kwargs, {}))
 
     result = CliRunner().invoke(main, args)
     return seen, result

@@ -27,12 +27,12 @@ BY_STEP = KEEP_ALL + [
 
 def train(name: str, config: str, logdir: Path, *more: str) -> dict:
     argv = ["main.py", "--base", config, "-t", "True", "--name", name, "-l", str(logdir)]
-    return {"name": name, "argv": [*argv, "--scale_lr", "False", *more]}
+    return {"name": name, "argv": [*argv, "--trust", "--scale_lr", "False", *more]}
 
 
 def resume(name: str, run: str, checkpoint: str, *more: str) -> dict:
     argv = ["main.py", "-r", f"{{{name}}}/checkpoints/{checkpoint}", "-t", "True"]
-    return {"name": name, "copy": run, "argv": [*argv, "--scale_lr", "False", *more]}
+    return {"name": name, "copy": run, "argv": [*argv, "--trust", "--scale_lr", "False", *more]}
 
 
 def drive(copy: Path, steps: list[dict], logdir: Path, *launcher: str) -> str:

@@ -24,6 +24,8 @@ import numpy
 import torch
 from torch import distributed as dist
 
+from ..checkpoints import reading
+
 CHANNEL_MULT = {32: "1,2,2,2"}  # DDPM's for CIFAR-10
 REPORT_SECONDS = 3  # for mpiexec to print a failed rank's traceback; an abort would drop it
 
@@ -48,7 +50,7 @@ def load_state_dict(path: str, **kwargs) -> Any:
     """
     import blobfile
 
-    with blobfile.BlobFile(path, "rb") as file:
+    with reading(path), blobfile.BlobFile(path, "rb") as file:
         return torch.load(io.BytesIO(file.read()), weights_only=True, **kwargs)
 
 

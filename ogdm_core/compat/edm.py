@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import pickle
 import re
 import sys
 import types
@@ -19,7 +20,13 @@ from pathlib import Path
 
 import torch
 
+from .. import checkpoints
+from ..distributed import print_once
+
 CPU = torch.device("cpu")
+PERSISTENT = ("networks", "loss", "augment")  # upstream's modules of classes that are pickled
+STATE = r"training-state-\d+\.pt"
+_noted: set[str] = set()  # sources whose replacement was reported
 
 
 def install() -> None:
@@ -41,6 +48,10 @@ def device(wanted: torch.device) -> torch.device:
 
 def agree_on_seed(seed: int | None) -> int | None:
     """Rank 0's random seed for everybody, if none is given: upstream draws it on a CUDA device."""
+    if seed is not None and not 0 <= seed < 2**32:
+        import click
+
+        raise click.ClickException(f"--seed: {seed} is not allowed; give one in [0, 2^32)")
     if seed is not None or torch.cuda.is_available():
         return seed
     drawn = torch.randint(1 << 31, size=[])
@@ -74,11 +85,58 @@ def _let_samplers_name_their_data() -> None:
         sampler.__init__ = lambda self, data_source=None: None
 
 
+class _Unpickler(checkpoints.Unpickler):
+    """Admits upstream's own objects too: their class is the one of the checked-out code."""
+
+    def other(self, module: str, name: str):
+        if (module, name) == ("torch_utils.persistence", "_reconstruct_persistent_obj"):
+            return _rebuild
+        if (module, name) == ("dnnlib.util", "EasyDict"):
+            return importlib.import_module(module).EasyDict
+        return super().other(module, name)
+
+
+def _rebuild(meta: dict):
+    """An object that upstream pickled together with the source code of its class.
+
+    Upstream runs that source. Here it must be the checked-out code's own; other source is not run,
+    and the object gets the checked-out class of that name, or is refused if there is none.
+    """
+    from torch_utils import persistence
+
+    meta = dict(meta)
+    homes = [importlib.import_module(f"training.{name}") for name in PERSISTENT]
+    sources = {persistence._module_to_src(home): home for home in homes}
+    name, source = str(meta["class_name"]), meta["module_src"]
+    if source not in sources:
+        known = (s for s, home in sources.items() if name in vars(home))
+        meta["module_src"] = source = next(known, None)
+        if source is not None and source not in _noted:
+            _noted.add(source)
+            print_once(
+                f"{name} was saved with other source code than {sources[source].__file__}; the "
+                "checked-out code is used. --trust runs the saved one."
+            )
+    if source is None or not persistence.is_persistent(vars(sources[source]).get(name)):
+        raise checkpoints.refusal(f"the class {name}, which the file brings as source code,")
+    return persistence._reconstruct_persistent_obj(meta)
+
+
+def _load(file):
+    """pickle.load, by the reader above unless --trust is given."""
+    unpickler = pickle.Unpickler if checkpoints.trusted() else _Unpickler
+    with checkpoints.reading(getattr(file, "name", "the network pickle")):
+        return unpickler(file).load()
+
+
+careful_pickle = types.SimpleNamespace(load=_load, dump=pickle.dump)  # in place of upstream's
+
+
 def _load_training_states() -> None:
     """`--resume` reads a whole pickled network, which torch.load refuses by default since 2.6.
 
-    Only a file named like upstream's own state dumps, read without an explicit `weights_only`, is
-    unpickled in full; any other call is torch.load's as it was.
+    A file named like upstream's own state dumps, read without an explicit `weights_only`, is read
+    by the reader above; any other call is torch.load's as it was.
     """
     load = torch.load
     if load.__name__ == "load_training_state":
@@ -86,9 +144,12 @@ def _load_training_states() -> None:
 
     def load_training_state(f, *args, **kwargs):
         named = isinstance(f, (str, os.PathLike)) and os.path.basename(f)
-        if named and re.fullmatch(r"training-state-\d+\.pt", named):
-            kwargs.setdefault("weights_only", False)
-        return load(f, *args, **kwargs)
+        if not named or "weights_only" in kwargs or not re.fullmatch(STATE, named):
+            return load(f, *args, **kwargs)
+        if not checkpoints.trusted():
+            kwargs["pickle_module"] = checkpoints.pickle_module(_Unpickler)
+        with checkpoints.reading(f):
+            return load(f, *args, weights_only=False, **kwargs)
 
     torch.load = load_training_state
 
@@ -150,9 +211,12 @@ def main(argv: list[str]) -> None:
     sys.argv = [str(script), *argv[1:]]
     install()
     module = importlib.import_module(script.stem)
-    loop = importlib.import_module("training.training_loop").training_loop
-    for function in (loop, module.main.callback):
+    loop = importlib.import_module("training.training_loop")
+    for function in (loop.training_loop, module.main.callback):
         _default_to(device(torch.device("cuda")), function)
+    loop.pickle = careful_pickle
+    if script.stem == "generate":  # fid.py reads another network, dataset_tool.py data
+        module.pickle = careful_pickle
     module.main()
 
 

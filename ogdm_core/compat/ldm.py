@@ -16,12 +16,19 @@ from importlib.machinery import ModuleSpec
 
 import torch
 
+from .. import checkpoints
+
+# Upstream's main.py ends by asking its trainer for its rank, also where none was made: its
+# NameError would hide what went wrong.
+no_trainer = types.SimpleNamespace(global_rank=-1)
+
 
 def install() -> None:
     """Puts every shim in place. Calling it again changes nothing."""
     _find_ldm()
     _torchvision()
     _torch_load()
+    _only_known_targets()
     _pillow()
     from . import lightning
 
@@ -165,12 +172,14 @@ def _torch_load() -> None:
         if weights_only is not None or pickle_module is not None:
             return strict(f, map_location, pickle_module, weights_only=weights_only, **kwargs)
         start = f.tell() if hasattr(f, "tell") else None
-        try:
-            return strict(f, map_location, weights_only=True, **kwargs)
-        except pickle.UnpicklingError:
-            if start is not None:
-                f.seek(start)
-            return strict(f, map_location, _inert_pickle(), weights_only=False, **kwargs)
+        with checkpoints.reading(getattr(f, "name", f)):
+            try:
+                return strict(f, map_location, weights_only=True, **kwargs)
+            except pickle.UnpicklingError:
+                if start is not None:
+                    f.seek(start)
+                inert = checkpoints.pickle_module(_Unpickler)
+                return strict(f, map_location, inert, weights_only=False, **kwargs)
 
     load.strict = strict
     torch.load = load
@@ -195,29 +204,44 @@ class _Inert:
         """Ignored: pickle fills lists so."""
 
 
-class _Unpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str):
-        root = module.split(".")[0]
-        tensors = module == "torch._utils" and name.startswith("_rebuild")
-        types_of_torch = module == "torch" and (
-            name in ("Size", "device") or isinstance(getattr(torch, name, None), torch.dtype)
-        )
-        containers = module == "collections" and name in ("OrderedDict", "defaultdict")
-        builtins = module == "builtins" and name in ("set", "frozenset", "complex", "bytearray")
-        arrays = root == "numpy" and name in ("scalar", "_reconstruct", "dtype", "ndarray")
-        bytes_ = (module, name) == ("_codecs", "encode")  # the bytes of numpy's numbers
-        if tensors or types_of_torch or containers or builtins or arrays or bytes_:
-            return super().find_class(module, name)
+class _Unpickler(checkpoints.Unpickler):
+    """Puts an inert placeholder wherever a checkpoint asks for anything but numbers."""
+
+    def other(self, module: str, name: str):
         return type(name, (_Inert,), {"__module__": module})
 
 
-def _inert_pickle() -> types.SimpleNamespace:
-    """What torch.load wants of a pickle module."""
+# ---- configs ------------------------------------------------------------------------------------
 
-    def load(file, **kwargs):
-        return _Unpickler(file, **kwargs).load()
+TARGETS = (
+    "ldm.", "taming.", "main.", "ogdm_core.", "run.", "torch.nn.", "torch.optim.",
+    "pytorch_lightning.",
+)  # fmt: skip
 
-    return types.SimpleNamespace(__name__="pickle", Unpickler=_Unpickler, load=load)
+
+def _only_known_targets() -> None:
+    """Upstream calls whatever a config names as `target`, and reads configs beside checkpoints.
+
+    Here it must be a class of the packages above, unless --trust is given.
+    """
+    from ldm import util
+
+    find = util.get_obj_from_str
+    if hasattr(find, "plain"):
+        return
+
+    def get_obj_from_str(string: str, reload: bool = False):
+        if checkpoints.trusted():
+            return find(string, reload)
+        if not string.startswith(TARGETS):
+            raise checkpoints.refusal(f"target: {string}")
+        found = find(string, reload)
+        if not (isinstance(found, type) and f"{found.__module__}.".startswith(TARGETS)):
+            raise checkpoints.refusal(f"target: {string}")
+        return found
+
+    get_obj_from_str.plain = find
+    util.get_obj_from_str = get_obj_from_str
 
 
 # ---- the rest ---------------------------------------------------------------------------------

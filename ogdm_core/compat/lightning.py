@@ -13,8 +13,10 @@ import argparse
 import contextlib
 import functools
 import inspect
+import os
 import sys
 import types
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +27,8 @@ from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
 from pytorch_lightning.loggers.tensorboard import _TENSORBOARD_AVAILABLE
 from pytorch_lightning.utilities import rank_zero_info, rank_zero_only, rank_zero_warn
 from pytorch_lightning.utilities.model_helpers import is_overridden
+
+from .. import checkpoints
 
 # Options that 1.4 called differently. `gpus` and `accelerator` need more than a name: `translate`.
 RENAMED = {
@@ -74,6 +78,7 @@ class Trainer(pl.Trainer):
         group.add_argument("--gpus", default=None, help="device ids, as in 0,1 or 0, (processes "
                            "on a machine without CUDA)")  # fmt: skip
         group.add_argument("--resume_from_checkpoint", default=None, help="checkpoint to continue")
+        group.add_argument("--trust", action=checkpoints.TrustFlag)
         for name, parameter in inspect.signature(pl.Trainer.__init__).parameters.items():
             if name not in OBJECTS:
                 boolean = "bool" in str(parameter.annotation)
@@ -105,7 +110,10 @@ class Trainer(pl.Trainer):
             )
         for owner in (model, *self.callbacks):
             fill_dropped_arguments(owner)
-        kwargs.setdefault("ckpt_path", self.resume_from_checkpoint)
+        path = kwargs.setdefault("ckpt_path", self.resume_from_checkpoint)
+        if path and os.path.isfile(path) and not checkpoints.is_whole(path):
+            others = set(Path(path).parent.rglob("*.ckpt")) - {Path(path)}
+            raise checkpoints.DamagedError(f"{path} is damaged; {checkpoints.newest_whole(others)}")
         super().fit(model, *args, **kwargs)
 
     def test(self, model: pl.LightningModule, *args, **kwargs) -> list:

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ..checkpoints import stop_if_not_finite, trust_option
 from ..config import OGDMConfig
 from ..distributed import gather, print_once, rank, world
 from ..flags import click_options, from_args
@@ -26,7 +28,7 @@ from ..schedule import KarrasVE, expand
 from ..solvers import EpsFn
 from .recorder import Pass, Recorder, lr_scale
 from .resume import save
-from .resume_edm import Continued, load_state, state_beside
+from .resume_edm import Continued, check, load_state, newest, sealed
 
 __all__ = ["Continued", "load_state", "session", "train_options", "training_kwargs"]  # the patch's
 SIGMA_MIN, SIGMA_MAX, RHO = 0.002, 80.0, 7.0  # Karras et al.; EDM's networks name no range
@@ -60,28 +62,24 @@ def make_eps_fn(net, labels: Tensor | None = None, **kwargs) -> EpsFn:
 
 
 def train_options(main: Callable) -> Callable:
-    """Adds `--ogdm`, `--ogdm-k`, ... and `--lr-rampup` to upstream's click command."""
+    """Adds `--ogdm`, `--ogdm-k`, ..., `--lr-rampup` and `--trust` to upstream's click command."""
     ramp = click.option(
         "--lr-rampup", metavar="MIMG", type=click.FloatRange(min=0),
         help="Learning rate ramp-up, from zero; 0 = full rate at once  [default: 10]",
     )  # fmt: skip
-    return ramp(click_options(main))
+    return ramp(trust_option(click_options(main)))
 
 
-def training_kwargs(opts: dict[str, Any]) -> dict[str, Any]:
-    """What the flags add to the arguments of upstream's training loop; nothing without them."""
+def training_kwargs(opts: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+    """What the flags add to `options`, the arguments of upstream's training loop."""
     kwargs: dict[str, Any] = {}
     if opts["lr_rampup"] is not None:
         kwargs["lr_rampup_kimg"] = opts["lr_rampup"] * 1000
     config = from_args(opts, "edm")
     if config is None:
         return kwargs
-    if opts["resume"] is not None and not state_beside(opts["resume"]).is_file():
-        raise click.ClickException(
-            f"--resume: {state_beside(opts['resume'])} is missing, and with it the discriminator. "
-            "Put it back beside the training state; or start a new discriminator with "
-            "--transfer=network-snapshot-*.pkl; or resume without --ogdm."
-        )
+    if opts["resume"] is not None:
+        check(opts["resume"], options)
     return kwargs | {"ogdm": config.to_dict()}
 
 
@@ -125,13 +123,15 @@ class Observed:
             labels=net.label_dim, device=self.device,
         )  # fmt: skip
         self.last: dict[str, float] = {}
+        self._checked = (0, 0)  # D's steps and skipped steps at the last tick
 
     def resume(self, state: dict[str, Any]) -> tuple[int, int]:
         """Puts back D and the random states; returns the exact counts of images and ticks.
 
         Comes last before the loop, since building the network also draws random numbers.
         """
-        self.observer.load_state_dict(state["observer"])
+        if changed := self.observer.load_state_dict(state["observer"]):
+            print_once(f"OGDM: the observer continues with other settings: {changed}")
         if [len(rng) for rng in state["rng"]] == [len(torch_state(self.device))] * world():
             set_torch_state(state["rng"][rank()], self.device)
         else:
@@ -139,6 +139,7 @@ class Observed:
                 f"OGDM: the random states of {len(state['rng'])} ranks do not fit this run "
                 f"({world()} on {self.device.type}); the noise starts anew, all else continues."
             )
+        self._checked = self.observer.steps, int(self.observer.skipped)
         return state["nimg"], state["tick"] + 1
 
     def add_emission(self, loss: Tensor) -> Tensor:
@@ -179,8 +180,25 @@ class Observed:
         self.last |= stats
         return [f"{name} {value:<7.4g}" for name, value in self.last.items()]
 
+    def check(self, run_dir: str | None, nimg: int) -> None:
+        """Ends a run that diverged, before anything is saved; breaks the seal of what may be.
+
+        Upstream sets gradients that are not finite to zero, so that its weights stay finite: a run
+        is lost as well if the network gave D nothing finite in any step since the last tick.
+        """
+        steps, skipped = self.observer.steps, int(self.observer.skipped)
+        since = steps - self._checked[0], skipped - self._checked[1]
+        self._checked = steps, skipped
+        step = f"{nimg / 1000:g} kimg"
+        stop_if_not_finite(
+            self.net.parameters(), step, lambda: newest(run_dir or "."),
+            lost=since[0] > 0 and since[0] == since[1],
+        )  # fmt: skip
+        if run_dir is not None and rank() == 0:
+            Path(_state(run_dir, nimg)).unlink(missing_ok=True)
+
     def save(self, run_dir: str | None, nimg: int, tick: int, every: int | None, done: bool):
-        """Writes `ogdm-state-*.pt` whenever upstream writes its `training-state-*.pt`."""
+        """Writes `ogdm-state-*.pt` after upstream's `training-state-*.pt`, as its seal."""
         if every is None or tick == 0 or not (done or tick % every == 0):
             return
         rng = gather(torch_state(self.device))
@@ -188,8 +206,13 @@ class Observed:
             state = {
                 "observer": self.observer.state_dict(), "rng": rng,
                 "nimg": nimg, "tick": tick, "seed": self.seed, "fine_tuned": self.fine_tuned,
+                "files": sealed(run_dir, nimg),
             }  # fmt: skip
-            save(f"{run_dir}/ogdm-state-{nimg // 1000:06d}.pt", state)
+            save(_state(run_dir, nimg), state)
+
+
+def _state(run_dir: str, nimg: int) -> str:
+    return f"{run_dir}/ogdm-state-{nimg // 1000:06d}.pt"
 
 
 def session(

@@ -15,11 +15,13 @@ Upstream counts a network's time from 0, the paper from 1: t = index + 1.
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..checkpoints import newest_whole, stop_if_not_finite
 from ..config import OGDMConfig
 from ..distributed import print_once
 from ..observer import Observer
@@ -159,15 +161,17 @@ class ObservedModel(Upstream):
         super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
         self.observer.step(lr_scale(optimizer))
         step = self.global_step  # counted from 0; Lightning raises it after this hook
-        if (step + 1) % self.trainer.log_every_n_steps == 0 and self.global_rank == 0:
-            numbers = observed(self.observer)
-            for logger in self.loggers:
+        if (step + 1) % self.trainer.log_every_n_steps == 0:
+            self._stop_if_not_finite()
+            numbers = observed(self.observer) if self.global_rank == 0 else {}
+            for logger in self.loggers if numbers else []:
                 logger.log_metrics(numbers, step=step)
 
     # ---- 4. state ----------------------------------------------------------------------------
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """D beside what Lightning saves; not in checkpoints of weights alone."""
+        self._stop_if_not_finite()
         if self.observer is not None and "optimizer_states" in checkpoint:
             checkpoint[CHECKPOINT_KEY] = self.observer.state_dict()
 
@@ -176,11 +180,22 @@ class ObservedModel(Upstream):
         if self.observer is None:
             return
         if CHECKPOINT_KEY in checkpoint:
-            self.observer.load_state_dict(checkpoint[CHECKPOINT_KEY])
+            changed = self.observer.load_state_dict(checkpoint[CHECKPOINT_KEY])
             print_once(f"OGDM: the discriminator continues at step {self.observer.steps}")
+            if changed:
+                print_once(f"OGDM: it continues with other settings: {changed}")
         else:
             print_once("OGDM: no discriminator in the checkpoint (upstream's?): fine-tuning with "
                        "a new one")  # fmt: skip
+
+    def _stop_if_not_finite(self) -> None:
+        """Ends a run that diverged. SystemExit, since upstream saves after any Exception."""
+        callback = getattr(self.trainer, "checkpoint_callback", None)
+        folder = Path(getattr(callback, "dirpath", None) or ".")
+        stop_if_not_finite(
+            self.parameters(), f"step {self.global_step}",
+            lambda: newest_whole(folder.rglob("*.ckpt")),
+        )  # fmt: skip
 
 
 def observed(observer: Observer) -> dict[str, float]:

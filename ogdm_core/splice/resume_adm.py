@@ -6,18 +6,22 @@ loss-aware schedule sampler, and the number of updates.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import os
+import re
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from ..checkpoints import DamagedError
 from ..distributed import gather
 from ..random import global_state
+from .resume import faults, seal, set_random, size
 from .resume import load as read
 from .resume import save as write
-from .resume import set_random
 
 
 class ReplayableData:
@@ -56,46 +60,103 @@ class ReplayableData:
             next(self)
 
 
+def files(step: int, rates: Iterable[float]) -> list[str]:
+    """The names of upstream's own files of a checkpoint."""
+    ema = [f"ema_{rate}_{step:06d}.pt" for rate in rates]
+    return [f"model{step:06d}.pt", *ema, f"opt{step:06d}.pt"]
+
+
+def begin_save(loop) -> None:
+    """Breaks the seal of a checkpoint that is about to be written again."""
+    from guided_diffusion import train_util
+
+    path = _path(train_util.get_blob_logdir(), loop.step + loop.resume_step)
+    if dist.get_rank() == 0 and train_util.bf.exists(path):
+        train_util.bf.remove(path)
+
+
 def save(loop) -> None:
-    """Writes ogdmNNNNNN.pt: the observer, and what else upstream's own files leave out."""
+    """Writes ogdmNNNNNN.pt, after upstream's files: the observer, and what they leave out."""
     from guided_diffusion import logger, train_util
 
     ranks = gather({"random": global_state(), "data": loop.data.position()})
     if dist.get_rank() == 0:
         logger.log("saving the observer...")
-        name = f"ogdm{loop.step + loop.resume_step:06d}.pt"
-        write(train_util.bf.join(train_util.get_blob_logdir(), name), {
+        folder, step = train_util.get_blob_logdir(), loop.step + loop.resume_step
+        write(_path(folder, step), {
             "observer": loop.observer.state_dict(),
             "updates": loop.updates,
             "lg_loss_scale": loop.mp_trainer.lg_loss_scale,
             "schedule_sampler": _sampler_state(loop.schedule_sampler),
             "batch_size": loop.batch_size,
             "ranks": ranks,
+            "files": seal(folder, files(step, loop.ema_rate)),
         })  # fmt: skip
 
 
-def load(loop) -> None:
-    """Continues from the ogdmNNNNNN.pt beside the resumed model, as if never stopped.
+def newest(folder: str, rates: list[float], but: int = -1) -> str:
+    """The newest complete checkpoint in a folder, in words, leaving out step `but`."""
+    import blobfile as bf
+
+    names = bf.listdir(folder) if bf.isdir(folder) else []
+    found = (re.fullmatch(r"ogdm(\d{6,})\.pt", name) for name in names)
+    for step in sorted((int(m[1]) for m in found if m), reverse=True):
+        with contextlib.suppress(DamagedError):
+            sealed = read(_path(folder, step)).get("files", {}) if step != but else None
+            if sealed is not None and not faults(folder, files(step, rates), sealed):
+                return f"the newest complete checkpoint is {folder}/model{step:06d}.pt"
+    return f"there is no complete checkpoint in {folder}"
+
+
+def check(model: str, rates: list[float]) -> dict[str, Any]:
+    """The state beside the resumed model; ValueError where the checkpoint is not complete."""
+    folder, name = os.path.split(model)
+    folder = folder or "."
+    match = re.fullmatch(r"model(\d{6,})\.pt", name)
+    if not match:
+        raise ValueError(
+            f"--resume_checkpoint: {name} is not named modelNNNNNN.pt, so its step is not known; "
+            f"{newest(folder, rates)}. To start from the weights alone: --init_checkpoint {model}"
+        )
+    step = int(match[1])
+    path = _path(folder, step)
+    wrong = [] if size(path) >= 0 else [f"{os.path.basename(path)} is missing"]
+    state = {}
+    if not wrong:
+        try:
+            state = read(path)
+        except DamagedError as error:
+            wrong = [str(error)]
+    wrong = faults(folder, files(step, rates), state.get("files", {})) + wrong
+    if wrong:
+        raise ValueError(
+            f"--resume_checkpoint: {model} is not complete: {', '.join(wrong)}. The run was "
+            "stopped while it was saved, or --ema_rate differs, or it was trained without --ogdm; "
+            f"{newest(folder, rates, but=step)}. To start from the weights alone, with a new "
+            f"discriminator: --init_checkpoint {model}"
+        )
+    return state
+
+
+def _path(folder: str, step: int) -> str:
+    return f"{folder}/ogdm{step:06d}.pt"
+
+
+def load(loop, state: dict[str, Any]) -> None:
+    """Continues from the state beside the resumed model, as if never stopped.
 
     Upstream names a checkpoint by the step just done and would do that step again. From here
-    on its step is counted from the run's start, so names, intervals and annealing go on.
+    on its step is counted from the run's start, so names, intervals and annealing go on. From
+    model000000.pt, written after the first step, upstream would take the weights alone.
     """
-    from guided_diffusion import logger, train_util
+    from guided_diffusion import logger
 
-    bf = train_util.bf
-    model = train_util.find_resume_checkpoint() or loop.resume_checkpoint
-    path = bf.join(bf.dirname(model), f"ogdm{loop.resume_step:06d}.pt")
-    if not bf.exists(path):
-        raise FileNotFoundError(
-            f"--resume_checkpoint: {path} is missing. It holds the discriminator and is "
-            "written beside the model when --ogdm is on; copy it there to continue. To add "
-            f"observation guidance to a model trained without it: --init_checkpoint {model}"
-        )
-    if not bf.exists(bf.join(bf.dirname(model), f"opt{loop.resume_step:06d}.pt")):
-        logger.warn("the optimizer's opt*.pt is not beside the model: its moments start anew")
-    logger.log(f"loading the observer from {path}...")
-    state = read(path)
-    loop.observer.load_state_dict(state["observer"])
+    if not loop.resume_step:
+        loop._load_optimizer_state()
+        loop.ema_params = [loop._load_ema_parameters(rate) for rate in loop.ema_rate]
+    changed = loop.observer.load_state_dict(state["observer"])
+    if changed:
+        logger.log(f"observation guidance continues with other settings: {changed}")
     loop.mp_trainer.lg_loss_scale = state["lg_loss_scale"]
     _restore_sampler(loop.schedule_sampler, state["schedule_sampler"])
     loop.updates = loop.step = state["updates"]

@@ -39,6 +39,8 @@ class ExactResume(pl.Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Called on every rank, or on rank 0 alone for a checkpoint that was asked of it alone."""
+        if not hasattr(self, "trainer"):  # upstream saves after an error before the set-up, too
+            return {}
         progress = self.trainer.fit_loop.epoch_loop.batch_progress.current
         mine = {"now": global_state(), "epoch_began": self.epoch_began}
         return {

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..checkpoints import TrustFlag
 from ..files import whole
 from ..random import generator_of
 from ..samplers import sample
@@ -24,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags that the patched sample_diffusion.py has more than upstream's."""
     names = ("sampler", "nfe", "discretization", "npz", "seed")
     sampling.add_arguments(parser, names, own=("vanilla_sample", "custom_steps"), seed=0)
+    parser.add_argument("--trust", action=TrustFlag)
 
 
 def configs_of(opt: argparse.Namespace) -> list[str]:
@@ -44,12 +46,20 @@ def configs_of(opt: argparse.Namespace) -> list[str]:
 def load_model_from_config(config, state_dict: dict[str, Tensor]):
     """Upstream's function of that name, on the device there is.
 
-    Weights come from `state_dict` alone, so files that training started from need not exist.
+    Weights come from `state_dict` alone, so files that training started from need not exist. It
+    must hold all weights; the noise schedule, and what only trains the first stage, may be absent.
     """
     from ldm.util import instantiate_from_config
 
     model = instantiate_from_config(without_checkpoints(config))
-    model.load_state_dict(state_dict, strict=False)
+    missing = model.load_state_dict(state_dict, strict=False).missing_keys
+    networks = ("model.", "model_ema.", "first_stage_model.", "cond_stage_model.")
+    lost = [k for k in missing if k.startswith(networks) and ".loss." not in k]
+    if lost:
+        raise SystemExit(
+            f"--resume: the checkpoint lacks {len(lost)} of the model's weights, such as "
+            f"{lost[0]}; is it of another model than the config?"
+        )
     return model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
 
 

@@ -16,8 +16,9 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
+from ..checkpoints import trust_option
 from ..distributed import gather, print_once, rank
-from ..files import whole
+from ..files import check_writable, whole
 from ..samplers import SAMPLERS, steps_for_nfe
 from ..schedule import DISCRETISATIONS
 
@@ -53,10 +54,21 @@ def check(values: MutableMapping[str, Any], ours: list[str], own: list[str]) -> 
         raise ValueError("--guide-weight needs --guide")
     if guide is not None and not os.path.isfile(guide):
         raise ValueError(f"--guide: there is no file {guide}; `run/guidance.sh train` makes one")
+    for name in ("batch_size", "num_samples", "n_samples"):
+        if values.get(name) is not None and values[name] < 1:
+            raise ValueError(f"--{name}: {values[name]} is not allowed; give at least 1")
+    if values.get("npz"):
+        try:
+            check_writable(values["npz"])
+        except OSError as error:
+            raise ValueError(f"--npz: cannot write {values['npz']} ({error})") from error
     if not values["sampler"]:
         if needy := [flag for flag in ours if flag != "--npz"]:
             raise ValueError(f"{', '.join(needy)} needs --sampler, as in --sampler euler --nfe 10")
         return
+    eta = values.get("eta")
+    if eta is not None and not 0 <= eta <= 1:
+        raise ValueError(f"--eta: {eta:g} is not allowed; give a number in [0, 1]")
     values["nfe"] = NFE if values["nfe"] is None else values["nfe"]
     try:
         steps_for_nfe(values["sampler"], values["nfe"])
@@ -126,7 +138,7 @@ def click_options(
             if choices := spec.pop("choices", None):
                 spec["type"] = click.Choice(choices)
             run = click.option(f"--{name.replace('_', '-')}", **spec)(run)
-        return run
+        return trust_option(run)
 
     return decorate
 

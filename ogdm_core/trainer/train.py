@@ -13,19 +13,26 @@ import shlex
 import signal
 import sys
 import time
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..files import whole, write_json, write_text
+from ..checkpoints import compare, listed, reading, stop_if_not_finite
+from ..config import OGDMConfig
+from ..files import check_writable, whole, write_json, write_text
 from ..flags import from_args
 from ..observer import Observer
 from ..splice.diffusers import schedule_of, training_loss
 from . import images as data_sets
 
 CHECKPOINT = "checkpoint.pt"
+# Settings that may be changed on purpose when a run is continued.
+FREE = {"lr", "seed", *(f"ogdm_{f.name}" for f in fields(OGDMConfig))} - {
+    "ogdm_d_kind", "ogdm_d_width", "ogdm_d_mapping_lr",
+}  # fmt: skip
 
 
 def build_unet(
@@ -89,6 +96,12 @@ class Trainer:
         if args.model:
             self.unet, self.scheduler = load_model(args.model)
         else:
+            if self.images.size % 2 ** (len(channels) - 1):
+                raise ValueError(
+                    f"--channels: {len(channels)} levels halve {self.images.size}x"
+                    f"{self.images.size} images {len(channels) - 1} times, which does not come out "
+                    "even; give fewer, or another --size"
+                )
             classes = self.images.classes if args.class_cond else 0
             self.unet = build_unet(self.images, channels, args.layers, classes, args.norm_groups)
             self.scheduler = DDPMScheduler(clip_sample=False)
@@ -120,7 +133,7 @@ class Trainer:
         self.step = 0
         self.history: list[dict[str, float]] = []
         self.interrupted = False
-        args.output.mkdir(parents=True, exist_ok=True)
+        check_writable(args.output / CHECKPOINT)
 
     def _check_flags(self) -> list[int]:
         """Raises for what the flags alone can get wrong; returns the U-Net's widths."""
@@ -149,7 +162,8 @@ class Trainer:
             with Progress(self) as progress:
                 while self.step < self.args.steps and not self._stop_together():
                     transition = self._one_step()
-                    progress.update(transition)
+                    if progress.update(transition):
+                        self._stop_if_not_finite()
                     if self.step % self.args.save_every == 0:
                         self.save()
         finally:
@@ -202,6 +216,7 @@ class Trainer:
         from diffusers import DDPMPipeline
 
         self.accelerator.wait_for_everyone()
+        self._stop_if_not_finite()
         if not self.accelerator.is_main_process:
             return
         out = self.args.output
@@ -230,8 +245,13 @@ class Trainer:
         })  # fmt: skip
         write_text(out / "log.jsonl", "".join(json.dumps(line) + "\n" for line in self.history))
 
+    def _stop_if_not_finite(self) -> None:
+        path = self.args.output / CHECKPOINT
+        good = f"the last good checkpoint is {path}" if path.exists() else "there is no checkpoint"
+        stop_if_not_finite(self.unet.parameters(), f"step {self.step}", lambda: good)
+
     def _identity(self) -> dict[str, Any]:
-        """The settings that must not change between stop and resume."""
+        """The settings of a run; those not in FREE must not change between stop and resume."""
         a = self.args
         keep = ("data", "size", "model", "batch_size", "accumulate", "lr", "ema", "seed", "flip",
                 "mixed_precision")  # fmt: skip
@@ -246,15 +266,17 @@ class Trainer:
         path = self.args.output / CHECKPOINT
         if not path.exists():
             return
-        state = torch.load(path, map_location=self.accelerator.device, weights_only=True)
-        theirs, ours = (_flat(run) for run in (state["run"], self._identity()))
-        differ = [name for name in ours if name in theirs and theirs[name] != ours[name]]
-        if differ:
-            words = "; ".join(f"{n} = {theirs[n]!r}, this run has {ours[n]!r}" for n in differ)
+        again = f"delete it to start over, or go on from the last model: --model {path.parent}"
+        with reading(path, again):
+            state = torch.load(path, map_location=self.accelerator.device, weights_only=True)
+        differ = compare(_flat(state["run"]), _flat(self._identity()))
+        if fixed := set(differ) - FREE:
             raise ValueError(
-                f"{path} was made with {words}; repeat the first run's flags to continue it, or "
-                "give another --output"
+                f"{path} was made with other settings ({listed(differ, fixed)}); repeat the first "
+                "run's flags to continue it, or give another --output"
             )
+        if differ:
+            self.accelerator.print(f"continuing with other settings: {listed(differ)}")
         self.unet.load_state_dict(state["unet"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.ema.shadow_params = [p.to(self.accelerator.device) for p in state["ema"]]
@@ -318,11 +340,12 @@ class Progress:
     def __exit__(self, *exc: object) -> None:
         self.bar.stop()
 
-    def update(self, transition: Tensor) -> None:
-        """Counts one step; reads the losses back from the device every `log_every` steps."""
+    def update(self, transition: Tensor) -> bool:
+        """Counts one step; reads the losses back every `log_every` steps, and then returns True."""
         t = self.trainer
         self.total, self.count = self.total + transition, self.count + 1
-        if t.step % t.args.log_every == 0 or t.step == t.args.steps:
+        logged = t.step % t.args.log_every == 0 or t.step == t.args.steps
+        if logged:
             speed = self.count / (time.perf_counter() - self.start)
             line = {"step": t.step, "transition": float(self.total) / self.count}
             line |= t.observer.stats() if t.observer else {}
@@ -334,3 +357,4 @@ class Progress:
                 self.console.print(f"step {t.step}/{t.args.steps}  {note}", soft_wrap=True)
             self._begin()
         self.bar.update(self.task, completed=t.step)
+        return logged
