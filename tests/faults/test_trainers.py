@@ -1,0 +1,540 @@
+"""Faults of trainers and samplers, as tables: what is wrong, and how it must end.
+
+refused   before any work, with the file or the flag, the values, and what to do
+named     the run goes on, and the log says what is different
+stopped   the run ends, exit code not 0, and every good file is as it was
+"""
+
+import argparse
+import io
+import json
+import pickle
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import click
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from ogdm_core import DiscreteVP, KarrasVE, Observer, OGDMConfig, checkpoints
+from ogdm_core.compat import adm as compat_adm
+from ogdm_core.compat import edm as compat_edm
+from ogdm_core.compat import ldm as compat_ldm
+from ogdm_core.splice import adm, resume, resume_adm, resume_edm, sample_ldm, sampling
+from ogdm_core.trainer import __main__ as trainer
+from ogdm_core.trainer import images
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+
+
+@pytest.fixture(autouse=True)
+def untouched(monkeypatch):
+    """The shims replace torch.load, and --trust holds for the process: here for one test."""
+    monkeypatch.setattr(torch, "load", torch.load)
+    monkeypatch.setattr(checkpoints, "_trusted", [])
+
+
+# ---- damaged files: refused, by name ------------------------------------------------------------
+
+
+def _edm_state(path):
+    compat_edm._load_training_states()
+    return torch.load(path)
+
+
+def _edm_snapshot(path):
+    with open(path, "rb") as file:
+        return compat_edm.careful_pickle.load(file)
+
+
+def _ldm_checkpoint(path):
+    compat_ldm._torch_load()
+    return torch.load(path)
+
+
+READERS = {
+    "adm": ("model000002.pt", compat_adm.load_state_dict),
+    "adm, edm: ours": ("ogdm000002.pt", resume.load),
+    "edm: training state": ("training-state-000002.pt", _edm_state),
+    "edm: snapshot": ("snapshot.pkl", _edm_snapshot),
+    "ldm": ("last.ckpt", _ldm_checkpoint),
+}  # fmt: skip
+DAMAGE = {
+    "cut short": lambda content: content[: len(content) // 2],
+    "its end lost": lambda content: content[:-40],
+    "empty": lambda content: b"",
+    "of another kind": lambda content: b"<html>not found</html>",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("reader", READERS)
+def test_a_damaged_file_is_named(tmp_path, reader, damage):
+    name, read = READERS[reader]
+    path = tmp_path / name
+    content = {"weights": torch.arange(1000.0), "step": 2}
+    if name.endswith(".pkl"):
+        path.write_bytes(pickle.dumps(content))
+    else:
+        torch.save(content, path)
+    assert read(str(path))["step"] == 2 and checkpoints.is_whole(path)
+    path.write_bytes(DAMAGE[damage](path.read_bytes()))
+    assert not checkpoints.is_whole(path)
+    with pytest.raises(checkpoints.DamagedError, match=f"{name} is damaged"):
+        read(str(path))
+
+
+def test_the_newest_whole_one_is_offered(tmp_path):
+    for name in ("a.ckpt", "b.ckpt", "c.ckpt"):
+        torch.save({}, tmp_path / name)
+    (tmp_path / "c.ckpt").write_bytes(b"PK")
+    assert checkpoints.newest_whole(tmp_path.glob("*")).endswith("is " + str(tmp_path / "b.ckpt"))
+    assert "start anew" in checkpoints.newest_whole([tmp_path / "c.ckpt"])
+
+
+def test_lightning_offers_another_checkpoint_before_it_starts(tmp_path):
+    lightning = pytest.importorskip("ogdm_core.compat.lightning")
+    torch.save({}, tmp_path / "step=3.ckpt")
+    (tmp_path / "last.ckpt").write_bytes(b"PK\3\4 cut short")
+    fit = lightning.Trainer(logger=False, enable_progress_bar=False, accelerator="cpu")
+    fit.resume_from_checkpoint = str(tmp_path / "last.ckpt")
+    model = lightning.pl.LightningModule()
+    with pytest.raises(checkpoints.DamagedError, match=r"last\.ckpt is damaged.*step=3\.ckpt"):
+        fit.fit(model)
+
+
+# ---- a checkpoint is a complete set, or it is refused and the newest complete one is named -------
+
+
+def _write(folder: Path, names: list[str], ours: str, state: dict) -> None:
+    for name in names:
+        if name.endswith(".pkl"):
+            (folder / name).write_bytes(pickle.dumps({}))
+        else:
+            torch.save({"weights": torch.zeros(3)}, folder / name)
+    resume.save(f"{folder}/{ours}", state | {"files": resume.seal(str(folder), names)})
+
+
+def _cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-20])
+
+
+ADM_SETS = {  # what is done to the set of step 2, the file to resume, and the words of the refusal
+    "EMA missing": (lambda f: (f / "ema_0.9_000002.pt").unlink(), "model000002.pt",
+                    r"ema_0.9_000002.pt is missing"),
+    "optimiser missing": (lambda f: (f / "opt000002.pt").unlink(), "model000002.pt",
+                          r"opt000002.pt is missing"),
+    "model cut short": (lambda f: _cut(f / "model000002.pt"), "model000002.pt",
+                        r"model000002.pt is damaged \(\d+ of \d+ bytes\)"),
+    "killed before the seal": (lambda f: (f / "ogdm000002.pt").unlink(), "model000002.pt",
+                               r"ogdm000002.pt is missing"),
+    "seal cut short": (lambda f: _cut(f / "ogdm000002.pt"), "model000002.pt",
+                       r"ogdm000002.pt is damaged"),
+    "an EMA file": (lambda f: (f / "ema_0.9_000002.pt").rename(f / "ema_0.9_000009.pt"),
+                    "ema_0.9_000009.pt", "is not named modelNNNNNN.pt"),
+    "a renamed file": (lambda f: (f / "model000002.pt").rename(f / "best.pt"), "best.pt",
+                       "is not named modelNNNNNN.pt"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", ADM_SETS)
+def test_adm_resumes_complete_sets_only(tmp_path, fault):
+    pytest.importorskip("blobfile")
+    for step in (0, 2):
+        _write(tmp_path, resume_adm.files(step, [0.9]), f"ogdm{step:06d}.pt", {"updates": step + 1})
+    for step in (0, 2):
+        assert resume_adm.check(f"{tmp_path}/model{step:06d}.pt", [0.9])["updates"] == step + 1
+    harm, name, words = ADM_SETS[fault]
+    harm(tmp_path)
+    good = r"newest complete checkpoint is .*model000000\.pt.*--init_checkpoint"
+    with pytest.raises(ValueError, match=f"{words}.*{good}"):
+        resume_adm.check(f"{tmp_path}/{name}", [0.9])
+
+
+def test_adm_resumes_with_the_ema_rates_of_the_run_only(tmp_path):
+    pytest.importorskip("blobfile")
+    _write(tmp_path, resume_adm.files(2, [0.9]), "ogdm000002.pt", {})
+    with pytest.raises(ValueError, match=r"ema_0\.5_000002\.pt is missing.*--ema_rate differs"):
+        resume_adm.check(f"{tmp_path}/model000002.pt", [0.9, 0.5])
+
+
+def _edm_run(folder: Path) -> dict:
+    options = {
+        "total_kimg": 4, "batch_size": 8, "ema_halflife_kimg": 500,
+        "network_kwargs": {"class_name": "EDMPrecond", "dropout": 0.1},
+        "loss_kwargs": {"class_name": "EDMLoss"}, "optimizer_kwargs": {"lr": 0.1},
+    }  # fmt: skip
+    for kimg in (1, 2, 4):
+        names = [f"training-state-{kimg:06d}.pt", f"network-snapshot-{kimg:06d}.pkl"]
+        _write(folder, names, f"ogdm-state-{kimg:06d}.pt", {"nimg": kimg * 1000})
+    (folder / "training_options.json").write_text(json.dumps(options))
+    return options
+
+
+EDM_SETS = {  # what is done to which file of the checkpoint at 2 kimg, and the word for it
+    "state cut short": (_cut, "training-state-000002.pt", "damaged"),
+    "snapshot cut short": (_cut, "network-snapshot-000002.pkl", "damaged"),
+    "snapshot missing": (Path.unlink, "network-snapshot-000002.pkl", "missing"),
+    "killed before the seal": (Path.unlink, "ogdm-state-000002.pt", "missing"),
+    "seal cut short": (_cut, "ogdm-state-000002.pt", "damaged"),
+}
+
+
+@pytest.mark.parametrize("fault", EDM_SETS)
+def test_edm_resumes_complete_sets_only(tmp_path, fault):
+    options = _edm_run(tmp_path)
+    state = str(tmp_path / "training-state-000002.pt")
+    resume_edm.check(state, options)
+    harm, name, word = EDM_SETS[fault]
+    harm(tmp_path / name)
+    (tmp_path / "ogdm-state-000004.pt").unlink()
+    with pytest.raises(click.ClickException) as refused:
+        resume_edm.check(state, options)
+    assert f"{name} is {word}" in refused.value.message
+    assert "newest complete checkpoint is" in refused.value.message
+    assert "training-state-000001.pt" in refused.value.message
+
+
+EDM_OPTIONS = {  # changed option: the words, and whether it is refused or named
+    "precond": ({"loss_kwargs": {"class_name": "VPLoss"}}, "loss_kwargs.class_name: EDMLoss", True),
+    "network": ({"network_kwargs": {"class_name": "VPPrecond"}}, "network_kwargs.class_name", True),
+    "ema": ({"ema_halflife_kimg": 5}, "ema_halflife_kimg: 500 there, 5 here", True),
+    "lr": ({"optimizer_kwargs": {"lr": 0.2}}, "optimizer_kwargs.lr: 0.1 there, 0.2 here", False),
+    "batch": ({"batch_size": 16}, "batch_size: 8 there, 16 here", False),
+    "nothing": ({"total_kimg": 9}, "", False),
+}
+
+
+@pytest.mark.parametrize("change", EDM_OPTIONS)
+def test_edm_compares_the_options_of_the_two_runs(tmp_path, change, capsys):
+    options = _edm_run(tmp_path)
+    other, words, refused = EDM_OPTIONS[change]
+    state = str(tmp_path / "training-state-000002.pt")
+    if refused:
+        with pytest.raises(click.ClickException) as error:
+            resume_edm.check(state, options | other)
+        assert words in error.value.message
+        return
+    resume_edm.check(state, options | other)
+    said = capsys.readouterr().out
+    assert words in said if words else not said
+
+
+def test_edm_has_nothing_to_do_for_a_finished_run(tmp_path, capsys):
+    options, state = _edm_run(tmp_path), str(tmp_path / "training-state-000004.pt")
+    with pytest.raises(click.exceptions.Exit) as end:
+        resume_edm.check(state, options)
+    assert end.value.exit_code == 0 and "nothing to do" in capsys.readouterr().out
+    resume_edm.check(state, options | {"total_kimg": 5})
+
+
+# ---- resume with other settings: one rule -------------------------------------------------------
+
+
+def _observer(schedule=None, **settings) -> Observer:
+    config = OGDMConfig(**{"d_kind": "light", "d_width": 0.1} | settings)
+    return Observer(config, schedule or DiscreteVP.linear(100), 1, 8)
+
+
+SETTINGS = {  # of the run that resumes, the words, and whether it is refused
+    "T": ({"schedule": DiscreteVP.linear(50)}, r"T: 100\.0 there, 50\.0 here", True),
+    "betas": ({"schedule": DiscreteVP.from_betas(np.full(100, 0.02))}, "sigma_max: ", True),
+    "kind": ({"schedule": KarrasVE()}, "schedule: DiscreteVP there, KarrasVE here", True),
+    "sigma_data": ({"schedule": DiscreteVP.linear(100, 1.0)}, "sigma_data: 0.5 there", True),
+    "d_width": ({"d_width": 0.2}, "d_width: 0.1 there, 0.2 here", True),
+    "k": ({"k": 0.3}, "k: 0.2 there, 0.3 here", False),
+    "two": ({"gamma": 0.5, "seed": 3}, "gamma: 0.025 there, 0.5 here; seed: 0 there", False),
+    "form": ({"adversarial": "hinge"}, "adversarial: nonsaturating there, hinge here", False),
+    "rates": ({"d_lr": 1e-4, "r1": 0.5}, "r1: 0.01 there, 0.5 here; d_lr: 0.001 there", False),
+    "none": ({}, "", False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change", SETTINGS)
+def test_what_changes_the_meaning_is_refused_and_the_rest_is_named(change):
+    other, words, refused = SETTINGS[change]
+    state = _observer().state_dict()
+    if refused:
+        with pytest.raises(ValueError, match=f"does not fit this run .*{words}"):
+            _observer(**other).load_state_dict(state)
+    else:
+        said = _observer(**other).load_state_dict(state)
+        assert words in said if words else said == ""
+
+
+def test_states_of_earlier_versions_still_load():
+    state = _observer().state_dict()
+    del state["schedule"], state["config"]["d_mapping_lr"]
+    assert _observer().load_state_dict(state) == ""
+
+
+# ---- files that are programs: refused without --trust -------------------------------------------
+
+
+def _edm_pickles(folder: Path, edm: Path, *flags: str) -> dict[str, str]:
+    env = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
+    script = [sys.executable, HERE / "edm_pickles.py", folder, *flags]
+    done = subprocess.run(script, cwd=edm, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_edm_reads_upstreams_own_classes_and_runs_nothing_else(patched, tmp_path):
+    assert _edm_pickles(tmp_path, patched("edm")) == {
+        "good": "read", "good state": "read", "call": "refused", "state": "refused",
+        "upstream's function": "refused", "nested": "failed", "other source": "read",
+        "other class": "refused",
+    }  # fmt: skip
+
+
+def test_edm_runs_everything_with_trust(patched, tmp_path):
+    results = _edm_pickles(tmp_path, patched("edm"), "--trust")
+    assert results["good"] == "read" and results["call"] == "read and ran code"
+
+
+TARGETS = {
+    "torch.nn.Identity": True, "ogdm_core.trainer.images.Images": True,
+    "os.system": False, "subprocess.Popen": False, "torch.hub.load": False, "torch.load": False,
+    "ogdm_core.trainer.images.ThreadPoolExecutor": False, "ogdm_core.files.whole": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("trust", [False, True])
+def test_ldm_configs_name_known_classes_only(monkeypatch, trust):
+    util = types.ModuleType("ldm.util")
+
+    def get_obj_from_str(string, reload=False):
+        module, name = string.rsplit(".", 1)
+        return getattr(__import__(module, fromlist=[name]), name)
+
+    util.get_obj_from_str = get_obj_from_str
+    package = types.ModuleType("ldm")
+    package.util = util
+    monkeypatch.setitem(sys.modules, "ldm", package)
+    monkeypatch.setitem(sys.modules, "ldm.util", util)
+    compat_ldm._only_known_targets()
+    if trust:
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--trust", action=checkpoints.TrustFlag)
+        assert vars(parser.parse_args(["--trust"])) == {}
+    for target, known in TARGETS.items():
+        if known or trust:
+            assert util.get_obj_from_str(target) is get_obj_from_str(target)
+        else:
+            with pytest.raises(checkpoints.RefusedError, match=f"{target}.*--trust"):
+                util.get_obj_from_str(target)
+
+
+# ---- a run that diverges: stopped, nothing lost -------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_weights_that_are_not_finite_end_the_run(value):
+    weights = [torch.ones(3), torch.ones(2, 2, dtype=torch.float16)]
+    checkpoints.stop_if_not_finite(weights, "step 3", lambda: "x")
+    weights[0][1] = value
+    with pytest.raises(SystemExit) as end:
+        checkpoints.stop_if_not_finite(weights, "step 3", lambda: "the last good one is x.pt")
+    assert "step 3" in end.value.code and "the last good one is x.pt" in end.value.code
+
+
+TINY = ["--data", "digits", "--channels", "8,8", "--batch-size", "4", "--steps", "6"]
+OGDM = ["--ogdm", "--ogdm-d-kind", "light"]
+
+
+@pytest.mark.parametrize("flags", [[], OGDM], ids=["plain", "ogdm"])
+@pytest.mark.parametrize("every", ["1", "50"], ids=["found at log", "found at save"])
+def test_diffusers_stops_and_keeps_the_good_checkpoint(tmp_path, flags, every):
+    out = ["--output", str(tmp_path), *TINY, *flags, "--save-every", "2"]
+    trainer.main([*out, "--steps", "2"])
+    good = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    with pytest.raises(SystemExit) as end:
+        trainer.main([*out, "--lr", "1e30", "--log-every", every])
+    assert "weights are not finite" in str(end.value.code)
+    assert str(tmp_path / "checkpoint.pt") in str(end.value.code)
+    assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == good
+
+
+def test_diffusers_names_what_was_changed_on_purpose(tmp_path, capsys):
+    out = ["--output", str(tmp_path), *TINY, *OGDM]
+    trainer.main([*out, "--steps", "1"])
+    trainer.main([*out, "--steps", "2", "--lr", "0.5", "--ogdm-k", "0.3", "--seed", "7"])
+    said = capsys.readouterr().out
+    for words in ("lr: 0.0001 there, 0.5 here", "ogdm_k: 0.2 there, 0.3 here", "seed: 0 there"):
+        assert words in said
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_diffusers_names_a_damaged_checkpoint(tmp_path, damage, capsys):
+    torch.save({"step": 1, "unet": torch.zeros(1000)}, tmp_path / "checkpoint.pt")
+    whole = (tmp_path / "checkpoint.pt").read_bytes()
+    (tmp_path / "checkpoint.pt").write_bytes(DAMAGE[damage](whole))
+    with pytest.raises(SystemExit) as end:
+        trainer.main(["--output", str(tmp_path), *TINY])
+    said = capsys.readouterr().err
+    assert end.value.code == 2 and "checkpoint.pt is damaged" in said and "start over" in said
+
+
+# ---- data: refused before training, with numbers ------------------------------------------------
+
+
+def _png(path: Path, array: np.ndarray) -> None:
+    Image.fromarray(array).save(path)
+
+
+GREY, DEEP = np.zeros((8, 8), np.uint8), np.full((8, 8), 40000, np.uint16)
+ADM_DATA = {  # files, flags, words
+    "too few": ({"0_a.png": GREY}, {"batch_size": 4}, "has 1 images, 1 per rank; --batch_size 4"),
+    "none": ({}, {"batch_size": 4}, "has 0 images"),
+    "no class": ({"0_a.png": GREY, "1.png": GREY}, {"class_cond": True}, "1 of 2 .* such as 1.png"),
+    "classes": ({f"{i}_a.png": GREY for i in range(4)}, {"class_cond": True}, "4 classes .* has 3"),
+    "16 bits": ({"0_a.png": GREY, "0_b.png": DEEP}, {}, "0_b.png has 16 bits"),
+    "good": ({"0_a.png": GREY, "1_b.png": GREY}, {"class_cond": True}, ""),
+}
+
+
+@pytest.mark.parametrize("fault", ADM_DATA)
+def test_adm_data_is_checked_before_training(tmp_path, monkeypatch, fault):
+    pytest.importorskip("blobfile")
+    contents, flags, words = ADM_DATA[fault]
+    for name, array in contents.items():
+        _png(tmp_path / name, array)
+    calls = []
+
+    def listed(folder):
+        calls.append(folder)
+        return sorted(map(str, Path(folder).glob("*")))
+
+    data_sets = types.SimpleNamespace(_list_image_files_recursively=listed)
+    package = types.SimpleNamespace(image_datasets=data_sets)
+    monkeypatch.setitem(sys.modules, "guided_diffusion", package)
+    monkeypatch.setattr(adm.dist, "get_world_size", lambda: 1)
+    defaults = {"data_dir": str(tmp_path), "batch_size": 1, "class_cond": False}
+    args = argparse.Namespace(**defaults | flags)
+    if words:
+        with pytest.raises(ValueError, match=words):
+            adm.check_data(args, classes=3)
+    else:
+        adm.check_data(args, classes=3)
+        data_sets._list_image_files_recursively(str(tmp_path))
+        assert len(calls) == 1  # upstream's own call is answered from the check's
+
+
+NPZ = {
+    "label -1": ({"arr_1": np.array([0, -1])}, "labels must be >= 0"),
+    "too few labels": ({"arr_1": np.array([0])}, "2 images, but labels"),
+    "no images": ({"arr_0": np.zeros((0, 8, 8, 3), np.uint8)}, "arr_0 has shape"),
+}
+
+
+@pytest.mark.parametrize("fault", NPZ)
+def test_the_trainers_npz_is_checked(tmp_path, fault):
+    content, words = NPZ[fault]
+    np.savez(tmp_path / "a.npz", **{"arr_0": np.zeros((2, 8, 8, 3), np.uint8)} | content)
+    with pytest.raises(ValueError, match=f"a.npz.*{words}"):
+        images.load(str(tmp_path / "a.npz"))
+
+
+@pytest.mark.parametrize("fault", ["16 bits", "cut short"])
+def test_the_trainers_images_are_checked(tmp_path, fault):
+    _png(tmp_path / "a.png", DEEP if fault == "16 bits" else GREY)
+    if fault == "cut short":
+        (tmp_path / "a.png").write_bytes((tmp_path / "a.png").read_bytes()[:-30])
+    with pytest.raises(ValueError, match=r"a\.png"):
+        images.load(str(tmp_path))
+
+
+def test_sizes_that_do_not_halve_are_refused(tmp_path, capsys):
+    np.savez(tmp_path / "a.npz", np.zeros((4, 15, 15, 1), np.uint8))
+    with pytest.raises(SystemExit):
+        trainer.main([*TINY, "--data", str(tmp_path / "a.npz"), "--output", str(tmp_path / "out")])
+    assert "does not come out even" in capsys.readouterr().err
+
+
+# ---- flags and outputs: refused before any work -------------------------------------------------
+
+FLAGS = {
+    "eta nan": (["--eta", "nan"], "--eta: nan is not allowed"),
+    "eta 5": (["--eta", "5"], "--eta: 5 is not allowed"),
+    "eta -1": (["--eta", "-1"], "--eta: -1 is not allowed"),
+    "batch 0": (["--batch_size", "0"], "--batch_size: 0 is not allowed"),
+    "no images": (["--num_samples", "0"], "--num_samples: 0 is not allowed"),
+    "npz below a file": (["--npz", f"{__file__}/x.npz"], "--npz: cannot write"),
+    "npz is a folder": (["--npz", str(HERE)], "--npz: cannot write"),
+}
+
+
+@pytest.mark.parametrize("fault", FLAGS)
+def test_samplers_refuse_wrong_flags(fault, capsys):
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--batch_size", type=int, default=4)
+    parser.add_argument("--num_samples", type=int, default=4)
+    sampling.add_arguments(parser, ("sampler", "nfe", "eta", "npz"))
+    parser.parse_args(["--sampler", "stochastic", "--eta", "0.5"])
+    args, words = FLAGS[fault]
+    with pytest.raises(SystemExit) as end:
+        parser.parse_args(["--sampler", "stochastic", *args])
+    assert end.value.code == 2 and words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32])
+def test_edm_refuses_seeds_that_numpy_does_not_take(seed):
+    with pytest.raises(click.ClickException, match=r"give one in \[0, 2\^32\)"):
+        compat_edm.agree_on_seed(seed)
+
+
+def test_the_trainers_output_is_tried_first(tmp_path, capsys):
+    (tmp_path / "out" / "checkpoint.pt").mkdir(parents=True)
+    with pytest.raises(SystemExit):
+        trainer.main(["--output", str(tmp_path / "out"), *TINY])
+    assert "is a folder" in capsys.readouterr().err
+
+
+# ---- LDM ----------------------------------------------------------------------------------------
+
+
+class _Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.model, self.first_stage_model = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+        self.register_buffer("betas", torch.zeros(3))
+
+
+LDM_WEIGHTS = {  # the names that are left out, and whether sampling is refused
+    "all": ("", True), "denoiser": ("model.", True), "first stage": ("first_stage_model.", True),
+    "schedule": ("betas", False), "none": ("nothing", False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", LDM_WEIGHTS)
+def test_ldm_does_not_sample_random_weights(monkeypatch, fault):
+    left_out, refused = LDM_WEIGHTS[fault]
+    util = types.SimpleNamespace(instantiate_from_config=lambda config: _Model())
+    monkeypatch.setitem(sys.modules, "ldm", types.SimpleNamespace(util=util))
+    monkeypatch.setitem(sys.modules, "ldm.util", util)
+    monkeypatch.setattr(sample_ldm, "without_checkpoints", lambda config: config)
+    state = {k: v for k, v in _Model().state_dict().items() if not k.startswith(left_out)}
+    if refused:
+        with pytest.raises(SystemExit, match="lacks [24] of the model's weights"):
+            sample_ldm.load_model_from_config({}, state)
+    else:
+        sample_ldm.load_model_from_config({}, state)
+
+
+def test_ldm_errors_before_the_set_up_are_not_hidden():
+    resume_ldm = pytest.importorskip("ogdm_core.splice.resume_ldm")
+    assert resume_ldm.ExactResume().state_dict() == {}
+    assert compat_ldm.no_trainer.global_rank != 0
+
+
+def test_an_unpickler_of_ours_reads_plain_content_only():
+    good = {"a": torch.ones(2), "b": np.ones(2), "c": {1, 2}, "d": np.float32(1)}
+    read = checkpoints.Unpickler(io.BytesIO(pickle.dumps(good))).load()
+    assert torch.equal(read["a"], good["a"]) and read["c"] == {1, 2}
+    with pytest.raises(checkpoints.RefusedError, match="builtins.eval"):
+        checkpoints.Unpickler(io.BytesIO(pickle.dumps(eval))).load()
