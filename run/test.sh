@@ -10,6 +10,7 @@
 #   run/test.sh -n 0             in one process, as a debugger wants it
 #   run/test.sh --cluster        the smoke table through a real Slurm, started on this machine; needs
 #                                root, and apt-get install slurm-wlm munge
+#   run/test.sh --faults         also the slow tests of faults (tests/faults, docs/reliability.md)
 #
 # Needs Python 3.11 or later and git; no GPU. Tests on upstream code run where run/setup.sh has
 # fetched third_party/, and are skipped elsewhere; the closing summary says so.

@@ -12,6 +12,20 @@ from run.setup.submodules import State, Submodule, discover, explain, inspect
 pytest_plugins = ["setup_house"]  # fixtures for the tests of run/setup.sh
 
 ROOT = Path(__file__).resolve().parents[1]
+
+
+def pytest_addoption(parser):
+    parser.addoption("--faults", action="store_true", help="run the slow tests of faults, too")
+
+
+def pytest_collection_modifyitems(config, items):
+    if not config.getoption("--faults"):
+        slow = pytest.mark.skip(reason="a slow test of faults; run/test.sh --faults runs them")
+        for item in items:
+            if item.get_closest_marker("faults"):
+                item.add_marker(slow)
+
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 

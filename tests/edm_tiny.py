@@ -95,6 +95,7 @@ def state(folder: Path, kimg: int) -> dict:
     observer = folder / f"ogdm-state-{kimg:06d}.pt"
     if observer.is_file():
         found["ogdm"] = torch.load(observer, weights_only=True)
+        del found["ogdm"]["files"]  # sizes on disk, which a pickle's own economy may change
     return flatten(found)
 
 

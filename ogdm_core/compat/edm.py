@@ -205,7 +205,12 @@ def _default_to(here: torch.device, function) -> None:
 def main(argv: list[str]) -> None:
     """Runs `argv[0]`, a click script of an untouched clone, with the arguments that follow."""
     if not argv or not Path(argv[0]).is_file():
-        sys.exit("usage: python -m ogdm_core.compat.edm path/to/edm/SCRIPT.py [its arguments]")
+        sys.exit(
+            "usage: python -m ogdm_core.compat.edm path/to/edm/SCRIPT.py [--trust] [its arguments]"
+        )
+    if "--trust" in argv:
+        argv = [argument for argument in argv if argument != "--trust"]
+        checkpoints.trust()
     script = Path(argv[0]).resolve()
     sys.path.insert(0, str(script.parent))
     sys.argv = [str(script), *argv[1:]]

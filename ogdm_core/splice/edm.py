@@ -184,7 +184,7 @@ class Observed:
         """Ends a run that diverged, before anything is saved; breaks the seal of what may be.
 
         Upstream sets gradients that are not finite to zero, so that its weights stay finite: a run
-        is lost as well if the network gave D nothing finite in any step since the last tick.
+        is lost as well if D had no finite gradient in half of the steps since the last tick.
         """
         steps, skipped = self.observer.steps, int(self.observer.skipped)
         since = steps - self._checked[0], skipped - self._checked[1]
@@ -192,7 +192,7 @@ class Observed:
         step = f"{nimg / 1000:g} kimg"
         stop_if_not_finite(
             self.net.parameters(), step, lambda: newest(run_dir or "."),
-            lost=since[0] > 0 and since[0] == since[1],
+            lost=0 < since[0] <= 2 * since[1],
         )  # fmt: skip
         if run_dir is not None and rank() == 0:
             Path(_state(run_dir, nimg)).unlink(missing_ok=True)

@@ -1,0 +1,222 @@
+"""Faults of whole trainings in upstream's own scripts. Run by `run/test.sh --faults` only."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import edm_tiny
+import ldm_tiny
+import pytest
+import torch
+import yaml
+from test_adm_upstream import OGDM, same_files, training
+from test_adm_upstream import data as data  # a fixture
+
+TESTS = Path(__file__).resolve().parents[1]
+pytestmark = pytest.mark.faults
+
+
+def command(where: Path, *argv, ranks: int = 0) -> subprocess.CompletedProcess:
+    """Runs Python in an upstream's folder to its end."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
+    line = [sys.executable, *(launcher if ranks else []), *map(str, argv)]
+    return subprocess.run(line, cwd=where, env=environment(where), capture_output=True, text=True)
+
+
+def environment(where: Path) -> dict[str, str]:
+    path = os.pathsep.join(map(str, (where, TESTS.parent, TESTS)))
+    return os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "MASTER_PORT": "0"}
+
+
+def contents(folder: Path, *patterns: str) -> dict[Path, bytes]:
+    return {p: p.read_bytes() for pattern in patterns for p in folder.rglob(pattern)}
+
+
+# ---- ADM ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def adm(patched, data, tmp_path_factory):
+    """train(name, flags...) runs the trainer; returns what it did and its folder."""
+    folder = tmp_path_factory.mktemp("adm")
+
+    def train(name: str, *flags, seed: int = 1):
+        job = training(folder / name, data, *OGDM, *flags, seed=seed)
+        script = TESTS / "test_adm_upstream.py"
+        return command(
+            patched("guided-diffusion"), script, "drive", json.dumps([job])
+        ), folder / name
+
+    return train
+
+
+def test_adm_resumes_from_its_first_checkpoint_exactly(adm):
+    done, whole = adm("whole")
+    assert done.returncode == 0, done.stderr[-3000:]
+    again, rest = adm("rest", "--resume_checkpoint", whole / "model000000.pt", seed=9)
+    assert again.returncode == 0, again.stderr[-3000:]
+    same_files(rest, whole, "model000002.pt", "ema*000002.pt", "opt000002.pt", "ogdm000002.pt")
+
+
+def test_adm_stops_when_it_diverges_and_keeps_what_is_good(adm):
+    done, folder = adm("diverges", "--save_interval", 2)
+    assert done.returncode == 0, done.stderr[-3000:]
+    good = contents(folder, "*.pt")
+    more = ["--lr", 1e30, "--lr_anneal_steps", 20, "--log_interval", 50]
+    again, _ = adm("diverges", *more, "--resume_checkpoint", folder / "model000002.pt")
+    assert again.returncode == 1 and "weights are not finite" in again.stderr
+    assert "newest complete checkpoint is" in again.stderr
+    now = contents(folder, "*.pt")
+    assert {path: now[path] for path in good} == good
+    assert all(torch.load(p, weights_only=True) for p in now)
+
+
+# ---- EDM ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def edm(patched, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("edm")
+    digits = edm_tiny.digits(folder / "digits-8x8.zip")
+    flags = [*edm_tiny.TINY, *edm_tiny.OGDM, f"--data={digits}", "--batch=100", "--seed=1"]
+    where = patched("edm")
+
+    def train(*more, ranks: int = 0):
+        return command(where, where / "train.py", *flags, f"--outdir={folder / 'run'}", *more,
+                       ranks=ranks)  # fmt: skip
+
+    done = train("--duration=0.002")
+    assert done.returncode == 0, done.stderr[-3000:]
+    return train, folder / "run"
+
+
+def test_edm_leaves_a_finished_run_alone(edm):
+    train, run = edm
+    good = contents(run, "*.pt", "*.pkl")
+    done = train("--duration=0.002", f"--resume={run / 'training-state-000002.pt'}")
+    assert done.returncode == 0 and "nothing to do" in done.stdout
+    assert contents(run, "*.pt", "*.pkl") == good
+
+
+def test_edm_stops_when_it_diverges_and_keeps_what_is_good(edm):
+    train, run = edm
+    good = contents(run, "*.pt", "*.pkl")
+    state = f"--resume={run / 'training-state-000002.pt'}"
+    done = train("--duration=0.008", "--lr=1e30", state)
+    assert done.returncode == 1, done.stderr[-3000:]
+    assert "losses are not finite" in done.stdout and "training-state-000002.pt" in done.stdout
+    assert contents(run, "*.pt", "*.pkl") == good
+
+
+def test_edm_resumes_on_another_number_of_ranks_and_says_so(edm):
+    train, run = edm
+    state = f"--resume={run / 'training-state-000001.pt'}"
+    done = train("--duration=0.002", state, "--nosubdir", ranks=2)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "the random states of 1 ranks do not fit this run (2 on cpu)" in done.stdout
+
+
+# ---- LDM ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def ldm(patched, tmp_path_factory):
+    folder, where = tmp_path_factory.mktemp("ldm"), patched("latent-diffusion")
+    config = ldm_tiny.config(ogdm={})
+    config["lightning"]["callbacks"]["image_logger"]["params"]["disabled"] = True
+    every = {"every_n_train_steps": 1, "monitor": None, "save_top_k": -1, "filename": "{step}"}
+    config["lightning"]["modelcheckpoint"] = {"params": every}
+    (folder / "tiny.yaml").write_text(yaml.safe_dump(config))
+    always = ["--trust", "-t", "True", "--scale_lr", "False"]
+
+    def train(*more, ranks: int = 0):
+        return command(where, "main.py", *always, *more, ranks=ranks)
+
+    new = ["--base", folder / "tiny.yaml", "-l", folder / "logs"]
+    done = train(*new, "--name", "good", "--max_steps", 2)
+    assert done.returncode == 0, done.stderr[-3000:]
+    (run,) = (folder / "logs").glob("20*_good")
+    return train, new, run, where
+
+
+@pytest.mark.parametrize("value", ["k=2", "gamma=-1", "d_kind=big", "unknown=1"])
+def test_ldm_ends_with_the_reason(ldm, value):
+    train, new, _, _ = ldm
+    done = train(*new, "--name", "bad", f"model.params.ogdm.{value}")
+    assert done.returncode == 1
+    assert value.split("=")[0] in done.stderr.splitlines()[-1], done.stderr[-2000:]
+
+
+def test_ldm_ends_with_the_reason_where_the_log_folder_is_a_file(ldm, tmp_path):
+    (tmp_path / "logs").write_text("")
+    done = ldm[0](*ldm[1][:2], "-l", tmp_path / "logs", "--name", "bad")
+    assert done.returncode == 1 and "fit_loop" not in done.stderr.splitlines()[-1]
+    assert "logs" in done.stderr.splitlines()[-1]
+
+
+def test_ldm_stops_when_it_diverges_and_keeps_what_is_good(ldm):
+    train, _, run, _ = ldm
+    good = contents(run, "*.ckpt")
+    done = train("-r", run, "--max_steps", 20, "model.params.scheduler_config.params.f_max=[1e32]",
+                 "model.params.scheduler_config.params.f_min=[1e32]")  # fmt: skip
+    assert done.returncode == 1, done.stdout[-2000:]
+    assert "weights are not finite" in done.stderr, done.stderr[-2000:]
+    now = contents(run, "*.ckpt")
+    assert {p: now[p] for p in good if p.name != "last.ckpt"} == {
+        p: good[p] for p in good if p.name != "last.ckpt"
+    }
+    for path in now:
+        saved = torch.load(path, weights_only=True)
+        assert all(
+            v.isfinite().all() for v in saved["state_dict"].values() if v.is_floating_point()
+        )
+
+
+def test_ldm_offers_another_checkpoint_for_a_damaged_one(ldm, tmp_path):
+    train, _, run, _ = ldm
+    last = run / "checkpoints" / "last.ckpt"
+    whole = last.read_bytes()
+    last.write_bytes(whole[:1000])
+    done = train("-r", run, "--max_steps", 3)
+    last.write_bytes(whole)
+    assert done.returncode == 1
+    assert "last.ckpt is damaged; the newest whole one is" in done.stderr
+
+
+def test_ldm_samples_no_random_network_and_runs_no_config(ldm, tmp_path):
+    _, _, _, where = ldm
+    config = ldm_tiny.config()
+    torch.save({"global_step": 1, "state_dict": {}}, tmp_path / "model.ckpt")
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"model": config["model"]}))
+    sample = ["scripts/sample_diffusion.py", "-r", tmp_path / "model.ckpt", "-n", 1]
+    done = command(where, *sample)
+    assert done.returncode == 1 and "of the model's weights" in done.stderr, done.stderr[-2000:]
+    evil = {"target": "os.system", "params": {"command": f"touch {tmp_path / 'ran'}"}}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"model": evil}))
+    done = command(where, *sample)
+    assert done.returncode == 1 and "--trust" in done.stderr.splitlines()[-1]
+    assert not (tmp_path / "ran").exists()
+
+
+def test_ldm_ends_when_one_of_two_ranks_is_killed(ldm):
+    _, new, run, where = ldm
+    line = [sys.executable, "main.py", "--trust", "-t", "True", "--scale_lr", "False", *new,
+            "--name", "killed", "--gpus", "0,1", "--max_steps", "100000"]  # fmt: skip
+    job = subprocess.Popen([*map(str, line)], cwd=where, env=environment(where),
+                           stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+    try:
+        logs = run.parent
+        deadline = time.monotonic() + 300
+        while not list(logs.glob("20*_killed/checkpoints/step=*.ckpt")):
+            assert time.monotonic() < deadline and job.poll() is None
+            time.sleep(1)
+        children = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
+        ranks = [c for c in children if b"main.py" in Path(f"/proc/{c}/cmdline").read_bytes()]
+        os.kill(int(ranks[0]), signal.SIGKILL)
+        assert job.wait(120) != 0
+    finally:
+        job.kill()
