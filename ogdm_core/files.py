@@ -29,9 +29,13 @@ def whole(path: str | os.PathLike, mode: str = "wb", sync: bool = True) -> Itera
                 file.flush()
                 os.fsync(file.fileno())
         os.replace(part, path)
-    except OSError as error:
-        error.filename = error.filename or str(path)  # "No space left on device" names no file
-        raise
+    except (OSError, RuntimeError) as error:
+        why = error.__context__ if isinstance(error, RuntimeError) else error
+        if not isinstance(why, OSError):
+            raise
+        # "No space left on device" names no file, and torch.save raises "unexpected pos" after it.
+        why.filename = why.filename or str(path)
+        raise why from None
     finally:
         part.unlink(missing_ok=True)
 

@@ -152,15 +152,17 @@ def test_a_database_that_is_none(tmp_path):
         lsun.prepare(tmp_path, tmp_path / "out")
 
 
-def test_a_full_disk_leaves_the_old_file_and_is_named(tmp_path):
+@pytest.mark.parametrize("write", ["file.write(bytes(9**6))", "torch.save(torch.ones(9**6), file)"])
+def test_a_full_disk_leaves_the_old_file_and_is_named(tmp_path, write):
     """A limit on the size of files stands in for a disk that is full."""
     file = tmp_path / "result.json"
     files.write_json(file, "before")
     code = (
-        "import resource, sys\nfrom ogdm_core.files import write_json\n"
+        "import resource, sys, torch\nfrom ogdm_core.files import whole\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))\n"
-        "write_json(sys.argv[1], 'x' * 100_000)\n"
+        f"with whole(sys.argv[1]) as file:\n    {write}\n"
     )
     done = subprocess.run([sys.executable, "-c", code, file], capture_output=True, text=True)
-    assert done.returncode == 1 and f"File too large: '{file}'" in done.stderr
+    last = done.stderr.strip().splitlines()[-1]
+    assert done.returncode == 1 and last.endswith(f"File too large: '{file}'"), done.stderr
     assert json.loads(file.read_text()) == "before" and list(tmp_path.iterdir()) == [file]
