@@ -70,7 +70,7 @@ def test_edm_rows_are_the_papers():
     @click.command()
     @splice.train_options
     def parsed(**kwargs):
-        seen.update(splice.training_kwargs(kwargs | {"resume": None, "lr_rampup": None}))
+        seen.update(splice.training_kwargs(kwargs | {"resume": None, "lr_rampup": None}, {}))
 
     assert len(rows("edm")) == 5
     for preset in rows("edm"):
@@ -152,15 +152,19 @@ def test_a_stopped_training_is_resumed_by_the_backbones_own_means(tmp_path):
         return "" if again is None else str(again)
 
     assert "--resume" not in line("cifar10-adm-ogdm-ft")
-    left("model000100.pt", "opt000100.pt")
-    (tmp_path / "opt000200.pt").write_text("cut off")
+    left("model000100.pt", "opt000100.pt", "ogdm000100.pt")
+    left("model000200.pt", "opt000200.pt")  # killed before the observer's state, which is last
+    (tmp_path / "opt000300.pt").write_text("cut off")
+    assert f"--resume_checkpoint {tmp_path}/model000200.pt" in line("cifar10-adm-baseline")
     adm = line("cifar10-adm-ogdm-ft")
     assert adm.endswith(f"--resume_checkpoint {tmp_path}/model000100.pt") and "--ogdm True" in adm
-    left("training-state-000500.pt")
+    left("training-state-000500.pt", "ogdm-state-000500.pt", "training-state-001000.pt")
     edm = line("cifar10-edm-ogdm-ft")
     assert f"--resume={tmp_path}/training-state-000500.pt" in edm
     assert "--transfer" not in edm and "--ogdm=True" in edm
-    left("training-state-020000.pt")  # the end: upstream would go on for one more batch
+    left(
+        "training-state-020000.pt", "ogdm-state-020000.pt"
+    )  # the end: upstream would go on for one more batch
     assert line("cifar10-edm-ogdm-ft") == ""
     last = "runs/2024-01-01_x/checkpoints/last.ckpt"
     left(last)

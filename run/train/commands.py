@@ -282,6 +282,7 @@ CHECKPOINT = {
     "edm": "training-state-*.pt",
     "ldm": "runs/*/checkpoints/last*.ckpt",
 }
+SEAL = {"adm": "ogdm*.pt", "edm": "ogdm-state-*.pt"}  # with --ogdm
 WEIGHTS = {"adm": "ema_*.pt", "edm": "network-snapshot-*.pkl", "ldm": CHECKPOINT["ldm"]}
 
 
@@ -290,17 +291,19 @@ def resumed(command: Command, backbone: str, folder: Path) -> Command | None:
 
     Upstream's EDM, resumed after its end, would train one batch more and replace the final model.
     """
-    last = newest(folder, CHECKPOINT[backbone], whole=True)
+    observed = any(name.startswith("--ogdm") for name in command.flags)
+    pattern = SEAL.get(backbone) if observed else None
+    last = newest(folder, pattern or CHECKPOINT[backbone], whole=True)
     if last is None:
         return command
     flags = dict(command.flags)
     if backbone == "adm":
-        flags["--resume_checkpoint"] = last.with_name(last.name.replace("opt", "model"))
+        flags["--resume_checkpoint"] = last.with_name(re.sub("opt|ogdm", "model", last.name))
     elif backbone == "edm":
         if int(re.findall(r"\d+", last.name)[-1]) >= int(1000 * float(flags["--duration"])):
             return None
         flags.pop("--transfer", None)
-        flags["--resume"] = last
+        flags["--resume"] = last.with_name(last.name.replace("ogdm-", "training-"))
     else:  # the run's saved config has the rest, but how the batch was split then
         kept = ("-t", "--gpus", "--num_nodes", "--scale_lr", "-s", "data.params.batch_size",
                 "lightning.trainer.max_steps")  # fmt: skip
