@@ -8,6 +8,7 @@ discriminator  D_phi(x, t, s[, label]): the paper's, and a light one
 losses         L_emission, L_D, R1
 guidance       discriminator guidance while sampling, which the paper compares with
 observer       Observer: owns D, adds the emission term, updates D
+checkpoints    files that are damaged, foreign or programs; a run that diverged
 """
 
 from __future__ import annotations

@@ -157,6 +157,8 @@ class Trainer:
     def train(self) -> bool:
         """Trains to the end; False if stopped before. Saves either way."""
         self._resume()
+        n, images = self.accelerator.num_processes, self.args.batch_size * self.args.accumulate
+        self.accelerator.print(f"{n} process{'es' * (n > 1)}, {n * images} images per step")
         previous = {s: signal.signal(s, self._interrupt) for s in (signal.SIGINT, signal.SIGTERM)}
         try:
             with Progress(self) as progress:
