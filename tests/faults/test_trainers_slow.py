@@ -206,7 +206,8 @@ def test_ldm_ends_when_one_of_two_ranks_is_killed(ldm):
     _, new, run, where = ldm
     line = [sys.executable, "main.py", "--trust", "-t", "True", "--scale_lr", "False", *new,
             "--name", "killed", "--gpus", "0,1", "--max_steps", "100000"]  # fmt: skip
-    job = subprocess.Popen([*map(str, line)], cwd=where, env=environment(where),
+    env = {name: v for name, v in environment(where).items() if name != "MASTER_PORT"}
+    job = subprocess.Popen([*map(str, line)], cwd=where, env=env,
                            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
     try:
         logs = run.parent
