@@ -75,7 +75,10 @@ class OGDMConfig:
 # Defaults by name. "ours": the dataclass as it stands. "release": what the authors' released code
 # sets where the paper is silent; no LDM code was released, ADM's settings stand in (docs/choices.md).
 RELEASE = {"adversarial": "hinge", "r1": 0.25, "r1_every": 1, "d_lr": 1e-4, "d_mapping_lr": 0.01}
-RECIPES = {"ours": {}, "release": {"": RELEASE, "edm": RELEASE | {"r1": 1.0, "d_lr": 1e-3}}}
+RECIPES = {
+    "ours": {},
+    "release": {"": RELEASE, "edm": RELEASE | {"r1": 1.0, "d_lr": 1e-3, "augment_labels": "drop"}},
+}
 
 
 def recipe(name: str, backbone: str = "") -> dict[str, Any]:

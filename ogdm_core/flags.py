@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import Field, fields
 from typing import Any, NoReturn
@@ -31,11 +32,15 @@ def from_args(
     Flags that were not given have the values of `--ogdm-recipe` for this backbone.
     """
     values = args if isinstance(args, Mapping) else vars(args)
-    if not values.get(PREFIX):
-        return None
     names = ["recipe", *(f.name for f in fields(OGDMConfig))]
     given = {name: values.get(f"{PREFIX}_{name}") for name in names}
-    return OGDMConfig.from_mapping({k: v for k, v in given.items() if v is not None}, backbone)
+    given = {name: value for name, value in given.items() if value is not None}
+    if not values.get(PREFIX):
+        if given:
+            words = ", ".join(f"--{PREFIX}-{name.replace('_', '-')}" for name in given)
+            warnings.warn(f"{words}: no effect without --{PREFIX}", stacklevel=2)
+        return None
+    return OGDMConfig.from_mapping(given, backbone)
 
 
 def to_flags(config: OGDMConfig, only_changed: bool = False) -> dict[str, str]:

@@ -52,7 +52,7 @@ class Observer:
     config     OGDMConfig
     schedule   noise schedule of the denoiser
     channels   of the (latent) images [N, channels, size, size]
-    labels     number of classes that D is told about, 0 for none
+    labels     number of classes that D is conditioned on, 0 for none
     build      makes D from (channels, size, labels, width); by default config.d_kind's, for images
     """
 

@@ -4,7 +4,7 @@
     KarrasVE        t is sigma itself; a = 1, b = sigma                       (EDM)
     RectifiedFlow   t in [0, 1]; a_t = 1 - t, b_t = t                         (flow matching)
 
-A schedule answers in the shape of the time it is asked about. Times are tensors of shape [N].
+Times are tensors of shape [N], and so are the levels that a schedule returns for them.
 Levels come in the best precision there is, since solvers take differences of neighbouring ones;
 `expand` brings them to an image's shape and dtype.
 
@@ -85,7 +85,7 @@ class Schedule(ABC):
 
     @abstractmethod
     def sample_lookahead(self, t: Tensor, k: float, generator: Generator | None = None) -> Tensor:
-        """s [N] ~ U(1, min(t, floor(k T))) or its like in this kind of time, on t's device."""
+        """s [N] ~ U(1, min(t, floor(k T))), or what corresponds to it, on t's device."""
 
     @abstractmethod
     def lookahead(self, t: Tensor, s: Tensor) -> Tensor:

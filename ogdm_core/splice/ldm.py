@@ -7,7 +7,7 @@
 
 The denoiser's optimiser stays Lightning's, with its accumulation, clipping, precision and
 scheduler; D's is the observer's, stepped by hand right after. D is no submodule: `state_dict` is
-upstream's, key by key, and D travels in the checkpoint's own entry "ogdm".
+upstream's, key by key, and D is saved under the checkpoint's key "ogdm".
 
 Upstream counts a network's time from 0, the paper from 1: t = index + 1.
 """

@@ -17,7 +17,7 @@ from ..files import whole
 from ..random import generator_of
 from ..samplers import sample
 from . import sampling
-from .export import run_configs, without_checkpoints
+from .export_ldm import run_configs, without_checkpoints
 from .ldm import classes_of, make_eps_fn, schedule_of
 
 

@@ -25,7 +25,7 @@ from run.provenance import commit
 from run.quickstart.score import draw
 
 Cell = tuple[str, int]  # sampler, NFE
-KEY = ("method", "seed", "sampler", "nfe", "weight")
+KEY = ("run", "sampler", "nfe", "weight")
 
 
 def draw_images(
@@ -94,22 +94,29 @@ def compare(
         result["rows"] = _rows_of(path, result)
     rows = result["rows"]
     have = [tuple(row[name] for name in KEY) for row in rows]
+    seen = [re.fullmatch(r"(\w+-seed\d+).*", run.name).group(1) for run in runs]
+    if twice := sorted({name for name in seen if seen.count(name) > 1}):
+        raise ValueError(
+            f"{twice[0]} stands for several fine-tunes in {runs[0].parent}; remove the folders of "
+            "those that are not meant, or give a quickstart's folder with one run per seed"
+        )
     for run in runs:
         method, number = re.fullmatch(r"(\w+)-seed(\d+).*", run.name).groups()
-        name = f"{method}-seed{number}"
+        name = run.name
         guide = make_guide(run, output, name, "digits", discretisation, count, steps, seed)
         unet, scheduler = load_model(str(run))
         unet.eval()
         for (sampler, nfe), weight in product(cells, dict.fromkeys((0.0, *weights))):
-            if (method, int(number), sampler, nfe, weight) in have:
+            if (name, sampler, nfe, weight) in have:
                 continue
             x = draw(unet, scheduler, noise, sampler, nfe, discretisation=discretisation,
                      guide=guide if weight else None, weight=weight)  # fmt: skip
             fake = classifier.features(x)
             fid, (_, recall) = metrics.fid(real, fake), metrics.precision_recall(real, fake)
-            rows.append({"method": method, "seed": int(number), "sampler": sampler, "nfe": nfe,
-                         "weight": weight, "cost": guided_nfe(sampler, nfe) if weight else nfe,
-                         "fid": fid, "recall": recall})  # fmt: skip
+            cost = guided_nfe(sampler, nfe) if weight else nfe
+            rows.append({"run": name, "method": method, "seed": int(number), "sampler": sampler,
+                         "nfe": nfe, "weight": weight, "cost": cost, "fid": fid,
+                         "recall": recall})  # fmt: skip
             write_json(path, result)
             print(f"{name}, {sampler} {nfe}, w = {weight:g}: FID {fid:.3f}, recall {recall:.3f}",
                   flush=True)  # fmt: skip

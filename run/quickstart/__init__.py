@@ -1,1 +1,1 @@
-"""The embedded default: real digits, a diffusers U-Net, and the whole job on a CPU."""
+"""The quickstart: real digits, a diffusers U-Net, and the whole job on a CPU."""

@@ -169,13 +169,20 @@ def ensure_baseline(args: argparse.Namespace, runner: Runner) -> Path:
     return folder
 
 
+def classifier_path(args: argparse.Namespace) -> Path:
+    """Where the classifier of this data set is, or will be; other code has another file."""
+    from run.evaluate import classifier
+
+    code = sha256(classifier.__file__)[:8]
+    return args.out / f"classifier-{re.sub(r'[^a-z0-9]+', '_', args.data.lower())}-{code}.pt"
+
+
 def ensure_classifier(args: argparse.Namespace) -> Path:
     """The classifier whose features FID and recall are measured in."""
     from ogdm_core.trainer.images import load
     from run.evaluate import classifier
 
-    code = sha256(classifier.__file__)[:8]  # other code, other features
-    path = args.out / f"classifier-{re.sub(r'[^a-z0-9]+', '_', args.data.lower())}-{code}.pt"
+    path = classifier_path(args)
     try:
         classifier.load_classifier(path)
     except ValueError:  # absent or damaged

@@ -17,6 +17,7 @@ from torch import Tensor
 from ogdm_core.files import check_writable, whole, write_json
 from ogdm_core.flags import Parser, number
 from ogdm_core.guidance import Guide, guided, once_per_step
+from ogdm_core.random import generator_of
 from ogdm_core.samplers import sample, steps_for_nfe
 from ogdm_core.splice.diffusers import make_eps_fn, schedule_of
 from ogdm_core.trainer import images as data_sets
@@ -65,7 +66,7 @@ def draw(
             eps_fn = guided(eps_fn, guide, schedule, weight, part, turns)
         x = sample(
             eps_fn, schedule.prior(noise[i : i + batch]), schedule, sampler=sampler, nfe=nfe,
-            discretisation=discretisation,
+            discretisation=discretisation, generator=generator_of("steps", i, device=noise.device),
         )  # fmt: skip
         parts.append(x.clamp(-1, 1))
     return torch.cat(parts)
@@ -96,7 +97,7 @@ def main(argv: list[str] | None = None) -> int:
             print("training a classifier whose features FID is measured in", flush=True)
             classifier, accuracy = train_classifier(images)
         unet, scheduler = load_model(args.model)
-        most, steps = max(map(max, GRID.values())), len(scheduler)
+        most, steps = max(nfe for _, nfe in args.cells), len(scheduler)
         if most > steps:
             raise ValueError(f"{args.model} has {steps} time steps; the grid of NFEs needs {most}")
     except (ValueError, OSError, ImportError) as error:

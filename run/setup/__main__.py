@@ -46,7 +46,7 @@ exit status: 0 all is well, 1 something is amiss and was left alone, 3 upstream 
 
 OUT_OF_REACH = """\
 Without them everything of our own still works: run/quickstart.sh trains and samples with
-the embedded U-Net, run/test.sh runs all tests but those on upstream code.
+a small U-Net, run/test.sh runs all tests but those on upstream code.
 On a machine that cannot reach GitHub, point at copies, made with `git clone --mirror`:
     OGDM_MIRROR=/path/to/mirrors run/setup.sh     (or a URL prefix; see --help)"""
 

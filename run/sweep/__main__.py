@@ -65,7 +65,11 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[Arm]]:
     flags.add_arguments(p)
     p.set_defaults(**OGDM)
     args = p.parse_args(argv[:cut])
-    args.native, args.out, given = argv[cut + 1 :], args.out.absolute(), dict(GRID)
+    args.native, args.out = argv[cut + 1 :], args.out.absolute()
+    given = dict(GRID)
+    for name in GRID:  # a value that its own flag gives is not swept
+        if any(word.startswith((f"--ogdm-{name}", f"--ogdm_{name}")) for word in argv[:cut]):
+            given[name] = str(getattr(args, f"ogdm_{name}"))
     for text in args.set:
         name, equals, values = text.partition("=")
         if not (name and equals and values):
@@ -122,7 +126,7 @@ def main(argv: list[str] | None = None) -> int:
     args, arms = parse(argv)
     from ogdm_core.trainer.train import check_model
     from run.figures.style import command_line
-    from run.quickstart.__main__ import ensure_classifier
+    from run.quickstart.__main__ import classifier_path, ensure_classifier
     from run.quickstart.score import cells
     from run.tables.__main__ import SLURM, workflow
     from run.tables.jobs import chain
@@ -133,7 +137,8 @@ def main(argv: list[str] | None = None) -> int:
         cells(args.cells)
         check_model(args.model)
         args.out.mkdir(parents=True, exist_ok=True)
-        classifier = (args.classifier or ensure_classifier(args)).absolute()
+        find = classifier_path if args.dry_run else ensure_classifier
+        classifier = (args.classifier or find(args)).absolute()
     except (ValueError, OSError, ImportError, argparse.ArgumentTypeError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -93,7 +93,7 @@ def _checkpoints(options: Options) -> list[str]:
 
 
 def _has_config(checkpoint: Path) -> bool:
-    from ogdm_core.splice.export import run_configs
+    from ogdm_core.splice.export_ldm import run_configs
 
     return checkpoint.with_name("config.yaml").is_file() or bool(run_configs(str(checkpoint)))
 

@@ -22,6 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from ogdm_core.files import write_json
 from run.provenance import commit, versions
 from run.train.commands import Command, Engine, newest, resumed
 
@@ -88,7 +89,7 @@ def run(job: dict[str, Any], folder: Path, lock: int) -> None:
     seconds = round(time.monotonic() - began, 2)
     record |= {"command": str(command or ""), "started": started, "seconds": seconds}
     record |= {"commit": commit(), "versions": versions(PACKAGES)}
-    write(folder / "done.json", record)
+    write_json(folder / "done.json", record)
     (folder / "state.json").unlink(missing_ok=True)
 
 
@@ -128,14 +129,7 @@ def call(command: Command, log: Path, lock: int) -> int:
 
 def note(folder: Path, **state: str) -> None:
     """What the table says about a job that is not done."""
-    write(folder / "state.json", state)
-
-
-def write(path: Path, value: Any) -> None:
-    """A JSON file, whole or not at all. (ogdm_core.files would import torch in every job.)"""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    part.write_text(json.dumps(value, indent=1) + "\n")
-    os.replace(part, path)
+    write_json(folder / "state.json", state)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from ogdm_core.flags import Parser, number
 from run.provenance import ROOT
 
 from .commands import Command, Engine, not_ready, resumed, sample, slurm_nodes, train
@@ -18,7 +19,7 @@ from .presets import PRESETS, Preset, get_preset
 # fmt: off
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    p = argparse.ArgumentParser(
+    p = Parser(
         prog="run/train.sh", usage="%(prog)s PRESET [OPTION...] [-- NATIVE FLAG...]",
         description="Trains a row of the paper's Table 5 with its backbone's own trainer, or "
         "samples from it (--sample). Prints the native command and runs it. What follows -- goes "
@@ -35,7 +36,7 @@ def parser() -> argparse.ArgumentParser:
     add("--sample",      metavar="SAMPLER", default="", help="sample, in place of training: euler, heun, s-pndm, f-pndm, stochastic")
     add("--nfe",         metavar="N",    type=int, default=10, help="with --sample (default: 10)")
     add("--model",       metavar="FILE", default="", help="with --sample: the weights")
-    add("--images",      metavar="N",    type=int, default=50_000, help="with --sample (default: 50000)")
+    add("--images",      metavar="N",    type=number(int, 1), default=50_000, help="with --sample (default: 50000)")
     add("--seed",        metavar="N",    type=int, help="of sampling (default: 0), or of training; ADM's trainer has none")
     add("--gpus",        metavar="N",    type=int, default=1, help="processes in all, one per GPU (default: 1)")
     add("--nodes",       metavar="N",    type=int, default=1, help="machines (default: 1); see docs/clusters.md")
@@ -53,6 +54,12 @@ def command(args: argparse.Namespace, preset: Preset) -> Command | None:
     if args.sample:
         if not args.model:
             raise ValueError("--sample needs --model, the weights that training wrote")
+        if args.data or args.init or args.resume:
+            raise ValueError(
+                "--data, --init and --resume are for training; leave them out with --sample"
+            )
+        if preset.backbone == "edm" and args.sample == "stochastic":
+            raise ValueError("--sample: EDM's generate.py has no stochastic sampler of ours")
         from ogdm_core.samplers import steps_for_nfe
 
         steps_for_nfe(args.sample, args.nfe)  # refuses unknown samplers, and NFEs they cannot hit
@@ -83,7 +90,9 @@ def main(argv: list[str] | None = None) -> int:
     """Exit status: upstream's."""
     argv = sys.argv[1:] if argv is None else argv
     if argv[:1] == ["export"]:
-        return _export(argv[1:])
+        from ogdm_core.splice.export_ldm import main as export
+
+        return export(argv[1:])
     cut = argv.index("--") if "--" in argv else len(argv)
     p = parser()
     args = p.parse_args(argv[:cut])
@@ -93,7 +102,7 @@ def main(argv: list[str] | None = None) -> int:
     except ValueError as error:
         return _refuse(str(error))
     if made is None:
-        print(f"{preset.name} is finished in {args.out}")
+        print(f"{preset.name} is finished in {args.out or Path('out') / preset.name}")
         return 0
     made = replace(made, native=tuple(argv[cut + 1 :]))
     print(made, flush=True)
@@ -107,17 +116,6 @@ def main(argv: list[str] | None = None) -> int:
 def _refuse(problem: str) -> int:
     print(f"error: {problem}", file=sys.stderr)
     return 2
-
-
-def _export(argv: list[str]) -> int:
-    from ogdm_core.splice.export import export
-
-    p = argparse.ArgumentParser(prog="run/train.sh export")
-    p.add_argument("checkpoint", metavar="CKPT", help="as in RUN/checkpoints/last.ckpt")
-    p.add_argument("folder", metavar="DIR", help="gets model.ckpt and config.yaml")
-    args = p.parse_args(argv)
-    export(args.checkpoint, args.folder)
-    return 0
 
 
 if __name__ == "__main__":

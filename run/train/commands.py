@@ -20,6 +20,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ogdm_core.config import OGDMConfig
+from ogdm_core.flags import to_flags
 from run.provenance import ROOT
 
 from .presets import DISCRETISATION, Preset
@@ -189,12 +191,12 @@ def train(
 
 
 def _ogdm(preset: Preset) -> dict[str, str]:
-    """Every setting of the method by name, so that the printed line means the same tomorrow."""
+    """What Table 5 says of the method. The rest are defaults, which a recipe may change."""
     if not preset.ogdm:
         return {}
-    from ogdm_core import OGDMConfig, flags  # not above: it imports torch
-
-    return flags.to_flags(OGDMConfig(projection=preset.projection, k=preset.k, gamma=preset.gamma))
+    config = OGDMConfig(projection=preset.projection, k=preset.k, gamma=preset.gamma)
+    said = ("ogdm", "ogdm_projection", "ogdm_k", "ogdm_gamma")
+    return {name: value for name, value in to_flags(config).items() if name in said}
 
 
 ADM_MODEL = {

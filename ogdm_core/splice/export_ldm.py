@@ -1,15 +1,17 @@
 """A model trained with latent-diffusion in the layout of upstream's released ones:
 
-python -m ogdm_core.splice.export logs/RUN/checkpoints/last.ckpt models/ldm/mine
+python -m ogdm_core.splice.export_ldm logs/RUN/checkpoints/last.ckpt models/ldm/mine
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
 import torch
+
+from ..files import whole
+from ..flags import Parser
 
 UPSTREAM_TARGET = "ldm.models.diffusion.ddpm.LatentDiffusion"
 
@@ -42,9 +44,9 @@ def export(checkpoint: str, folder: str) -> None:
 
     saved = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
     out = Path(folder)
-    out.mkdir(parents=True, exist_ok=True)
     kept = {name: saved[name] for name in ("state_dict", "global_step", "epoch")}
-    torch.save(kept, out / "model.ckpt")
+    with whole(out / "model.ckpt") as file:
+        torch.save(kept, file)
     configs = run_configs(checkpoint)
     if not configs:
         print(f"wrote {out / 'model.ckpt'}; no run around {checkpoint}, so no config.yaml")
@@ -59,11 +61,14 @@ def export(checkpoint: str, folder: str) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """The command line above."""
-    parser = argparse.ArgumentParser(prog="python -m ogdm_core.splice.export", description=__doc__)
+    parser = Parser(prog="python -m ogdm_core.splice.export_ldm", description=__doc__)
     parser.add_argument("checkpoint", metavar="CKPT", help="as in RUN/checkpoints/last.ckpt")
     parser.add_argument("folder", metavar="DIR", help="gets model.ckpt and config.yaml")
     args = parser.parse_args(argv)
-    export(args.checkpoint, args.folder)
+    try:
+        export(args.checkpoint, args.folder)
+    except OSError as error:
+        parser.error(str(error))
     return 0
 
 
