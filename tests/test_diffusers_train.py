@@ -192,7 +192,7 @@ def test_our_euler_is_diffusers_ddim_on_a_trained_model(trained):
     noise = torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     ours = sample(make_eps_fn(unet.eval(), schedule), noise, schedule, sampler="euler", nfe=10)
     ddim = DDIMScheduler.from_config(
-        scheduler.config, timestep_spacing="trailing", clip_sample=False, set_alpha_to_one=True
+        scheduler.config, timestep_spacing="leading", clip_sample=False, set_alpha_to_one=True
     )
     ddim.set_timesteps(10)
     x = noise
