@@ -94,10 +94,10 @@ def score_job(args: argparse.Namespace, arm: Arm, classifier: Path) -> Any:
     from run.quickstart.__main__ import FINETUNE, JOBS
     from run.tables.jobs import Job, module
 
-    weights = Path(args.model, "unet", "diffusion_pytorch_model.safetensors")
-    known = args.data in JOBS or args.data.endswith(".npz")
-    data = args.data if args.data in JOBS else str(Path(args.data).absolute())
-    model = str(Path(args.model).absolute()) if Path(args.model).exists() else args.model
+    data, model = (
+        str(Path(name).absolute()) if Path(name).exists() and name not in JOBS else name
+        for name in (args.data, args.model)
+    )
     changed = flags.to_flags(arm.config, only_changed=True) if arm.config else {}
     ogdm = [w for n, value in changed.items() for w in (f"--{n.replace('_', '-')}", value)]
     train_words = ["--data", data, "--model", model, "--steps", args.steps, "--seed", arm.seed,
@@ -111,10 +111,10 @@ def score_job(args: argparse.Namespace, arm: Arm, classifier: Path) -> Any:
         return module("run.quickstart.score", train.folder, *score_words, "--classifier",
                       classifier, "--output", folder / "scores.json")  # fmt: skip
 
-    made_of = {"steps": args.steps, "seed": arm.seed, "finetune": FINETUNE, "data": data,
+    made_of = {"steps": args.steps, "seed": arm.seed, "finetune": FINETUNE,
                "ogdm": arm.config and arm.config.to_dict()}  # fmt: skip
-    inputs = (str(weights) if weights.exists() else model, *([data] if known else ()))
-    train = Job(arm.name, "train", args.out, made_of, train_in, "unet", inputs=inputs)
+    weights = f"{model}/unet/diffusion_pytorch_model.safetensors"
+    train = Job(arm.name, "train", args.out, made_of, train_in, "unet", inputs=(weights, data))
     settings = {"samples": args.samples, "cells": args.cells}
     return Job(arm.name, "score", args.out, settings, score_in, "scores.json", needs=(train,),
                inputs=(str(classifier),))  # fmt: skip
