@@ -9,8 +9,6 @@ Upstream counts a network's time from 0, the paper from 1: t = index + 1.
 from __future__ import annotations
 
 import argparse
-import functools
-import os
 from typing import Any
 
 import torch
@@ -23,7 +21,7 @@ from ..flags import add_arguments, from_args
 from ..observer import Observer
 from ..schedule import DiscreteVP
 from ..solvers import EpsFn
-from . import resume_adm
+from . import data_adm, resume_adm
 from .recorder import Recorder, lr_scale
 
 Upstream: Any = object  # TrainLoop, once it is mixed in
@@ -88,50 +86,6 @@ def add_train_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def check_data(flags: argparse.Namespace, classes: int) -> None:
-    """ValueError for what upstream trains on wrongly, or waits on for ever, without a word.
-
-    Upstream lists the files when the first batch is asked for; the list made here is kept for it.
-    """
-    from guided_diffusion import image_datasets
-
-    found = functools.cache(image_datasets._list_image_files_recursively)
-    image_datasets._list_image_files_recursively = found
-    images, ranks, where = found(flags.data_dir), dist.get_world_size(), flags.data_dir
-    if len(images) // ranks < flags.batch_size:
-        raise ValueError(
-            f"--data_dir: {where} has {len(images)} images, {len(images) // ranks} per rank; "
-            f"--batch_size {flags.batch_size} needs at least that many on each of {ranks} ranks"
-        )
-    if flags.class_cond:
-        names = [os.path.basename(path) for path in images]
-        bare = [name for name in names if "_" not in name]
-        if bare:
-            raise ValueError(
-                f"--class_cond: {len(bare)} of {len(names)} file names in {where} name no class, "
-                f"such as {bare[0]}; name them CLASS_anything.png"
-            )
-        there = len({name.split("_")[0] for name in names})
-        if there > classes:
-            raise ValueError(f"--class_cond: {there} classes in {where}, the model has {classes}")
-    pngs = [path for path in images if path.lower().endswith(".png")]
-    deep = [path for path in pngs[:: len(pngs) // 1000 + 1] if _bits(path) > 8]
-    if deep:
-        raise ValueError(
-            f"--data_dir: {deep[0]} has 16 bits per channel, and so have {len(deep)} of the PNGs "
-            "looked at; upstream would clip them to white. Convert them to 8 bits"
-        )
-
-
-def _bits(path: str) -> int:
-    """Bits per channel of a PNG: a byte of its header."""
-    import blobfile
-
-    with blobfile.BlobFile(path, "rb") as file:
-        header = file.read(25)
-    return header[24] if len(header) == 25 else 0
-
-
 class ObservedDiffusion:
     """Upstream's diffusion, whose training loss has gamma L_emission [N] added to it."""
 
@@ -180,7 +134,7 @@ class ObservedLoop(Upstream):
             rates = [float(rate) for rate in str(flags.ema_rate).split(",")]
             state = resume_adm.check(resumed, rates)
         if config and flags.data_dir:
-            check_data(flags, kwargs["model"].num_classes or 0)
+            data_adm.check(flags, kwargs["model"].num_classes or 0)
         super().__init__(**kwargs)
         self.averages = not self.use_ddp and dist.get_world_size() > 1
         self.averages &= config is not None or flags.sync_gradients

@@ -24,7 +24,7 @@ from ogdm_core import DiscreteVP, KarrasVE, Observer, OGDMConfig, checkpoints
 from ogdm_core.compat import adm as compat_adm
 from ogdm_core.compat import edm as compat_edm
 from ogdm_core.compat import ldm as compat_ldm
-from ogdm_core.splice import adm, resume, resume_adm, resume_edm, sample_ldm, sampling
+from ogdm_core.splice import adm, data_adm, resume, resume_adm, resume_edm, sample_ldm, sampling
 from ogdm_core.trainer import __main__ as trainer
 from ogdm_core.trainer import images
 
@@ -418,9 +418,9 @@ def test_adm_data_is_checked_before_training(tmp_path, monkeypatch, fault):
     args = argparse.Namespace(**defaults | flags)
     if words:
         with pytest.raises(ValueError, match=words):
-            adm.check_data(args, classes=3)
+            data_adm.check(args, classes=3)
     else:
-        adm.check_data(args, classes=3)
+        data_adm.check(args, classes=3)
         data_sets._list_image_files_recursively(str(tmp_path))
         assert len(calls) == 1  # upstream's own call is answered from the check's
 
