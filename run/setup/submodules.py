@@ -84,7 +84,10 @@ class Submodule:
 
     def patches(self) -> dict[str, Patch]:
         """The patches by upstream file; raises PatchError, also where a patch file was lost."""
-        listed = git.text("ls-files", "--deleted", "--", self.folder, cwd=self.root).splitlines()
+        listed = []
+        if (self.root / ".git").exists():  # git knows which patches there should be
+            lost = git.text("ls-files", "--deleted", "--", self.folder, cwd=self.root)
+            listed = lost.splitlines()
         if listed or not self.folder.is_dir():
             lost = listed[0] if listed else f"patches/{self.name}"
             raise PatchError(
