@@ -5,11 +5,13 @@ Nothing here knows of the method. Each piece stands alone and names the failure 
     numpy_with_int        numpy as the code knew it: `np.int` is gone since numpy 1.24
     load_state_dict       resuming on several ranks, which upstream deadlocks on
     set_up_together       an exception on one rank ends the job; CPU ranks may be on several hosts
+                          and leave their group before they exit
     default_channel_mult  32x32 images without knowing the channel multiplier
 """
 
 from __future__ import annotations
 
+import atexit
 import io
 import os
 import socket
@@ -69,8 +71,15 @@ def set_up_together(setup_dist: Callable[[], None]) -> Callable[[], None]:
         setup_dist()
         if world.size > 1:
             abort_on_error(world)  # again: torch's own hook, now in front, drops the report
+            atexit.register(_leave_group)
 
     return set_up
+
+
+def _leave_group() -> None:
+    """Joins gloo's threads; a thread still running at exit aborts the process (signal 6)."""
+    if dist.is_initialized() and dist.get_backend() == "gloo":
+        dist.destroy_process_group()
 
 
 def _init_gloo_over(hosts: list[str], world) -> None:
