@@ -2,7 +2,7 @@
 
 A sampler is a short generator over the times T = t_N > ... > t_0 = 0 that yields x after each
 step; all take the step of `solvers.step` and differ in the eps that they feed it. Cost for N steps
-in network evaluations (NFE): Euler N, Heun 2N - 1, S-PNDM N + 1, F-PNDM N + 9, stochastic N.
+in network evaluations (NFE): Heun 2N - 1, S-PNDM N + 1, F-PNDM N + 9, all others N.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Literal, overload
 import torch
 from torch import Generator, Tensor
 
-from .schedule import Schedule
+from .schedule import Schedule, expand
 from .solvers import EpsFn, project, step
 
 Steps = Iterator[Tensor]
@@ -68,6 +68,61 @@ def f_pndm(eps_fn: EpsFn, x: Tensor, times: Sequence[Tensor], schedule: Schedule
         yield x
 
 
+def dpmpp_2m(
+    eps_fn: EpsFn, x: Tensor, times: Sequence[Tensor], schedule: Schedule, correct: bool = False
+) -> Steps:
+    """DPM-Solver++(2M): order 2 in lambda_t = -log sigma_t, for D_t = x_t / a_t - sigma_t e_t.
+
+    D_t is the data that the network predicts. A step from t to u over
+    h = lambda_u - lambda_t goes to the data
+
+        D = D_t + h / (2 h_prev) (D_t - D_prev),
+
+    the first and the last one to D_t. With `correct` it is UniPC: what is evaluated at the step's
+    end also corrects the step itself.
+    """
+    sigmas = [float(schedule.sigma(t[0])) for t in times]
+    h = [math.log(now / after) for now, after in zip(sigmas[:-2], sigmas[1:-1], strict=True)]
+    known: list[Tensor] = []  # D at the times so far
+    start = x  # of the step that led to x
+    for i, (t, u) in enumerate(zip(times[:-1], times[1:], strict=True)):
+        known = [*known[-2:], x / expand(schedule.a(t), x) - sigmas[i] * eps_fn(x, t)]
+        if correct and i > 0:
+            x = _toward(schedule, start, _unic(known, h[:i]), times[i - 1], t)
+        d = known[-1]
+        if 0 < i < len(h):
+            d = d + h[i] / (2 * h[i - 1]) * (d - known[-2])
+        start, x = x, _toward(schedule, x, d, t, u)
+        yield x
+
+
+def unipc(eps_fn: EpsFn, x: Tensor, times: Sequence[Tensor], schedule: Schedule) -> Steps:
+    """UniPC-2 in its B_2 variant, with the data as prediction: DPM-Solver++(2M) and a corrector."""
+    return dpmpp_2m(eps_fn, x, times, schedule, correct=True)
+
+
+def _toward(schedule: Schedule, x: Tensor, d: Tensor, t: Tensor, u: Tensor) -> Tensor:
+    """The step from t to u whose eps is (x_t / a_t - D) / sigma_t."""
+    eps = (x / expand(schedule.a(t), x) - d) / expand(schedule.sigma(t), x)
+    return step(schedule, x, eps, t, u)
+
+
+def _unic(known: Sequence[Tensor], h: Sequence[float]) -> Tensor:
+    """The data D that UniC takes the step of length h[-1] to, from D at its end and before it.
+
+    D = D_t + rho_1 (D_prev - D_t) / r + rho_2 (D_u - D_t), r = -h_prev / h, with the weights that
+    are exact for D up to the second power of lambda; the first step has rho_2 = 1/2 alone.
+    """
+    d_t, d_u = known[-2:]
+    if len(h) == 1:
+        return (d_t + d_u) / 2
+    r, b = -h[-2] / h[-1], math.expm1(-h[-1])
+    phi_1 = -b / h[-1] - 1
+    b_1, b_2 = phi_1 / b, 2 * (-phi_1 / h[-1] - 0.5) / b
+    rho_1 = (b_1 - b_2) / (1 - r)
+    return d_t + rho_1 / r * (known[-3] - d_t) + (b_1 - rho_1) * (d_u - d_t)
+
+
 def stochastic(
     eps_fn: EpsFn,
     x: Tensor,
@@ -112,6 +167,8 @@ SAMPLERS = {
     "heun": Sampler(heun, per_step=2, extra=-1, least=1),
     "s-pndm": Sampler(s_pndm, per_step=1, extra=1, least=2),
     "f-pndm": Sampler(f_pndm, per_step=1, extra=9, least=4),
+    "dpmpp-2m": Sampler(dpmpp_2m, per_step=1, extra=0, least=1),
+    "unipc": Sampler(unipc, per_step=1, extra=0, least=1),
     "stochastic": Sampler(stochastic, per_step=1, extra=0, least=1),
 }
 

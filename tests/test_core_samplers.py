@@ -12,9 +12,10 @@ PAPER = [
     ("f-pndm", [(25, 16), (20, 11), (15, 6)]),
     ("heun", [(35, 18), (25, 13), (19, 10), (15, 8), (11, 6)]),
     ("stochastic", [(50, 50), (20, 20), (10, 10)]),
+    ("dpmpp-2m", [(10, 10), (1, 1)]),
+    ("unipc", [(10, 10), (2, 2)]),
 ]
 COSTS = [(sampler, nfe, steps) for sampler, pairs in PAPER for nfe, steps in pairs]
-DETERMINISTIC = ["euler", "heun", "s-pndm", "f-pndm"]
 
 
 def noise(n=16, dtype=torch.float64, seed=0):
@@ -179,6 +180,14 @@ def test_order_of_convergence_on_a_smooth_grid(grid, sampler, order):
     assert fine < (0.02 if order == 1 else 1e-3)
 
 
+@pytest.mark.parametrize(("sampler", "order"), [("dpmpp-2m", 2), ("unipc", 3)])
+def test_order_of_convergence_in_log_sigma(sampler, order):
+    # On a grid that is smooth in log sigma; UniPC's corrector adds one order.
+    schedule = KarrasVE(1e-5, 20.0)
+    coarse, fine = errors(sampler, schedule, "karras", (128, 256), schedule.prior(noise()))
+    assert math.log2(coarse / fine) == pytest.approx(order, abs=0.1)
+
+
 @pytest.mark.parametrize(("sampler", "degree"), [("euler", 0), ("heun", 1), ("s-pndm", 1),
                                                  ("f-pndm", 3)])  # fmt: skip
 def test_polynomials_in_sigma_are_integrated_exactly_up_to_the_samplers_degree(sampler, degree):
@@ -247,6 +256,28 @@ def test_euler_is_diffusers_ddim(nfe):
     ours = sample(net, x_T, schedule, sampler="euler", nfe=nfe)
     torch.testing.assert_close(ours, x, rtol=0, atol=1e-5)
     assert ours.dtype == torch.float32
+
+
+@pytest.mark.parametrize("nfe", [1, 2, 5, 10, 25])
+@pytest.mark.parametrize(("sampler", "kind"), [("dpmpp-2m", "DPMSolverMultistepScheduler"),
+                                               ("unipc", "UniPCMultistepScheduler")])  # fmt: skip
+@pytest.mark.filterwarnings("ignore:__array__ implementation")  # in diffusers
+def test_multistep_solvers_of_the_data_are_diffusers(sampler, kind, nfe):
+    """Over the same times; theirs are told ours."""
+    diffusers = pytest.importorskip("diffusers")
+    scheduler = getattr(diffusers, kind)(
+        beta_schedule="linear", final_sigmas_type="zero", timestep_spacing="leading", steps_offset=0
+    )
+    schedule = DiscreteVP(scheduler.alphas_cumprod)
+    times = torch.tensor(schedule.times(nfe))
+    scheduler.set_timesteps(nfe)
+    scheduler.timesteps, scheduler.sigmas = times[:-1] - 1, schedule.sigma(times)
+    net = Mixture(schedule)
+    x_T = x = noise()
+    for index in scheduler.timesteps:
+        x = scheduler.step(net(x, torch.full((len(x),), int(index) + 1)), index, x).prev_sample
+    ours = sample(net, x_T, schedule, sampler=sampler, nfe=nfe)
+    torch.testing.assert_close(ours, x.double(), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(("ours", "theirs", "counts"), [

@@ -15,7 +15,8 @@ from PIL import Image
 
 ldm_tiny = pytest.importorskip("ldm_tiny", reason="pip install -e '.[ldm]' brings Lightning")
 TESTS = Path(__file__).resolve().parent
-SAMPLERS = {"euler": 4, "heun": 5, "s-pndm": 5, "f-pndm": 13, "stochastic": 4}
+SAMPLERS = {"euler": 4, "heun": 5, "s-pndm": 5, "f-pndm": 13, "dpmpp-2m": 4, "unipc": 4,
+            "stochastic": 4}  # fmt: skip
 QUIET = "lightning.callbacks.image_logger.params.disabled=true"
 KEEP_ALL = ["lightning.modelcheckpoint.params.save_top_k=-1"]
 BY_STEP = KEEP_ALL + [

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from ..guidance import guided, load_guide, once_per_step
-from ..samplers import sample
+from ..samplers import SAMPLERS, sample
 from ..schedule import KarrasVE
 from .edm import RHO, SIGMA_MAX, SIGMA_MIN, make_eps_fn
 from .sampling import Collection, click_options
@@ -19,7 +19,7 @@ generate_options = click_options(
     ("sampler", "nfe", "npz", "guide", "guide_weight"),
     own=("num_steps", "solver", "discretization", "schedule", "scaling", "S_churn", "S_min",
          "S_max", "S_noise"),
-    samplers=("euler", "heun", "s-pndm", "f-pndm"),
+    samplers=tuple(name for name in SAMPLERS if name != "stochastic"),
 )  # fmt: skip
 
 

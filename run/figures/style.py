@@ -33,9 +33,12 @@ SAMPLER_LINES = {
     "heun": "--",
     "s-pndm": "-.",
     "f-pndm": ":",
+    "dpmpp-2m": (0, (5, 1)),
+    "unipc": (0, (3, 1, 1, 1, 1, 1)),
     "stochastic": (0, (1, 3)),
 }
 SAMPLER_NAMES = {"euler": "Euler", "heun": "Heun", "s-pndm": "S-PNDM", "f-pndm": "F-PNDM",
+                 "dpmpp-2m": "DPM-Solver++(2M)", "unipc": "UniPC",
                  "dg": "DG"}  # fmt: skip
 
 RC = {
