@@ -12,5 +12,4 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 help_if_asked "$@"
 
-ensure_env analysis
-exec "$PYTHON" -m run.figures.xi_figure "$@"
+launch run.figures analysis xi "$@"

@@ -17,6 +17,5 @@ source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 help_if_asked "$@"
 if [ "${1:-}" = --flags ]; then set -- --help; fi
 
-ensure_env diffusers edm
 export KINETO_LOG_LEVEL="${KINETO_LOG_LEVEL:-99}" # silences the profiler behind the memory column
-exec "$PYTHON" -m run.benchmark "$@"
+launch run.benchmark "diffusers edm" "$@"

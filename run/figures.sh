@@ -25,8 +25,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 }
 help_if_asked "$1"
 
-extras=(analysis)
-[ "$1" = diagrams ] || extras+=(diffusers) # models and data sets come with it
-case " $*" in *" --weights"*) extras+=(eval) ;; esac # Inception comes with it
-ensure_env "${extras[@]}"
-exec "$PYTHON" -m run.figures "$@"
+extras=analysis
+[ "$1" = diagrams ] || extras+=" diffusers" # models and data sets come with it
+case " $*" in *" --weights"*) extras+=" eval" ;; esac # Inception comes with it
+launch run.figures "$extras" "$@"

@@ -21,5 +21,4 @@ source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 }
 help_if_asked "$1"
 
-ensure_env diffusers
-exec "$PYTHON" -m run.guidance "$@"
+launch run.guidance diffusers "$@"

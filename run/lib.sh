@@ -3,6 +3,7 @@
 #
 #     source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 #     help_if_asked "$@"          # --help prints the comment at the top of the script
+#     launch run.x diffusers "$@" # checks the arguments, makes the environment, runs the module
 #     check_arguments run.x "$@"  # an argument error ends the script before anything is installed
 #     ensure_env diffusers        # the environment with these extras; sets $PYTHON, puts it on PATH
 #     ensure_upstream edm         # third_party/edm, fetched and patched
@@ -56,22 +57,32 @@ setup_tool() {
   "$python" "$ROOT/run/setup" "$@"
 }
 
-# check_arguments PACKAGE ARG...: parses ARGs as PACKAGE.__main__ does; --help and errors end the script
-# here, before anything is installed. A module that imports packages which are not there yet is not
-# asked, so keep the imports that its work needs inside the functions that do it.
+# check_arguments MODULE ARG...: parses ARGs as MODULE does; --help and errors end the script here,
+# before anything is installed. A module that imports packages which are not there yet is not asked,
+# and checks that import some are left out, so import them in the functions that need them.
 check_arguments() {
   local python status=0 go_on=64 # --help ends with status 0, so "go on" has one of its own
   python="$(base_python)" || exit 1
   PYTHONPATH="$ROOT" "$python" -c "
 import importlib, sys
+name, *words = sys.argv[1:]
 try:
-    module = importlib.import_module(sys.argv[1] + '.__main__')
+    module = importlib.import_module(name)
+    if hasattr(module, '__path__'):
+        module = importlib.import_module(f'{name}.__main__')
+    (getattr(module, 'parse', None) or module.parser().parse_args)(words)
 except ModuleNotFoundError:
-    sys.exit($go_on)
-parse = getattr(module, 'parse', None) or module.parser().parse_args
-parse(sys.argv[2:])
+    pass
 sys.exit($go_on)" "$@" || status=$?
   [ "$status" = "$go_on" ] || exit "$status"
+}
+
+# launch MODULE 'EXTRA...' ARG...: checks the arguments, makes the environment, becomes the module.
+launch() {
+  check_arguments "$1" "${@:3}"
+  # shellcheck disable=SC2086  # the extras are words
+  ensure_env $2
+  exec "$PYTHON" -m "$1" "${@:3}"
 }
 
 # ensure_env [EXTRA...]: makes or completes the environment; a tenth of a second if it is complete.

@@ -1,7 +1,8 @@
-"""Where a result comes from: the commit and the versions."""
+"""Where a result comes from: the commit and the versions; and what this machine has."""
 
 from __future__ import annotations
 
+import os
 import platform
 import shutil
 import subprocess
@@ -10,6 +11,11 @@ from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+
+
+def cores() -> int:
+    """The processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def versions(packages: Iterable[str]) -> dict[str, str]:

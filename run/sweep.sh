@@ -17,13 +17,11 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 help_if_asked "$@"
 
-extras=(analysis diffusers tables)
+extras="analysis diffusers tables"
 for arg in "$@"; do
   case "$arg" in
     --flags) set -- --help ;;
-    mnist | --data=mnist) extras+=(mnist) ;;
+    mnist | --data=mnist) extras+=" mnist" ;;
   esac
 done
-check_arguments run.sweep "$@"
-ensure_env "${extras[@]}"
-exec "$PYTHON" -m run.sweep "$@"
+launch run.sweep "$extras" "$@"

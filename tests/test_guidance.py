@@ -223,7 +223,7 @@ def test_compare_measures_each_fine_tune_once(tmp_path, capsys):
     (quickstart / "runs").mkdir()
     for name in ("control-seed0-ab", "control-seed1-cd"):
         (quickstart / "runs" / name).symlink_to(model)
-    words = ["compare", str(quickstart), "--output", f"{tmp_path}/out", "--cells", "euler:2",
+    words = ["compare", str(quickstart), "--output", f"{tmp_path}/out", "--cells", "euler-2",
              "--samples", "100", "--count", "20", "--steps", "2"]  # fmt: skip
     assert main(words) == 0
     out = capsys.readouterr().out

@@ -73,6 +73,28 @@ def test_an_untracked_file_is_mentioned(patched_house):
 
 
 @pytest.mark.parametrize(
+    "pulled",
+    [
+        lambda house: house.write_patch("train.py", TRAIN, {5: ["added by a pull"]}),
+        lambda house: house.write_patch("late.py", TRAIN, {5: ["added by a pull"]}),
+        lambda house: house.git("rm", "-q", "patches/widget/train.py.patch"),
+    ],
+    ids=["changed", "new", "removed"],
+)
+@pytest.mark.parametrize("edit", [False, True])
+def test_a_pulled_patch_is_not_overwritten(patched_house, pulled, edit):
+    house = patched_house
+    pulled(house)
+    if edit:
+        (house.widget / "train.py").write_text(insert(TRAIN, {5: ["added to train", "mine"]}))
+    before, tree = patch_files(house), house.snapshot()
+    done = house.setup("--export", "widget")
+    assert done.returncode == 1
+    assert "is not what was applied" in done.stderr and "run/setup.sh widget" in done.stderr
+    assert patch_files(house) == before and house.snapshot() == tree
+
+
+@pytest.mark.parametrize(
     "edited",
     [
         TRAIN.replace("line 7 of", "line seven of"),

@@ -154,7 +154,11 @@ def labels(generators: Iterable[Generator], classes: int) -> Tensor:
 
 
 def to_uint8(x: Tensor) -> np.ndarray:
-    """Images [N, C, H, W] in [-1, 1] as uint8 [N, H, W, C]."""
+    """Images [N, C, H, W] in [-1, 1] as uint8 [N, H, W, C].
+
+    Truncated as in latent-diffusion's own script, whose files these equal bit for bit;
+    `ogdm_core.trainer.images.to_uint8` rounds.
+    """
     x = ((x + 1) * 127.5).clamp(0, 255).to(torch.uint8)
     return x.permute(0, 2, 3, 1).cpu().numpy()
 

@@ -133,6 +133,11 @@ class Folder(Images):
         return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 
+def to_uint8(x: Tensor) -> Tensor:
+    """Images in [-1, 1] as uint8 on the CPU, rounded: the inverse of `Images.batch`."""
+    return ((x.detach().float().cpu() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
+
+
 def open_image(file: Path | IO[bytes], name: object) -> Image.Image:
     """A picture of 8 bits per channel, decoded; raises ValueError with its `name` otherwise."""
     from PIL import Image

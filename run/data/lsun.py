@@ -21,14 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from ogdm_core.files import whole, write_text
-from ogdm_core.trainer.images import open_image
+from ogdm_core.trainer.images import SUFFIXES, open_image
 from run.provenance import ROOT
 
 from . import explained, parser
 
 TRAIN_COUNT = 126_227  # images in church_outdoor_train_lmdb
 VAL_COUNT = 300  # in church_outdoor_val_lmdb
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 SIGNATURES = {b"RIFF": ".webp", b"\xff\xd8\xff": ".jpg", b"\x89PNG": ".png"}
 
 

@@ -15,13 +15,12 @@ import sys
 from pathlib import Path
 
 from ogdm_core.flags import Parser, number
-from ogdm_core.samplers import SAMPLERS, steps_for_nfe
 
 PROGRAM = "run/guidance.sh"
 
 
-def parser() -> argparse.ArgumentParser:
-    """The three commands and their flags."""
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """The flags of one of three commands; samplers and NFEs are checked where torch is there."""
     p = Parser(prog=PROGRAM, description=__doc__)
     commands = p.add_subparsers(dest="command", required=True)
     count, seed = number(int, 1), number(int, 0, 2**31)
@@ -35,7 +34,7 @@ def parser() -> argparse.ArgumentParser:
     add("model", help="folder in diffusers' format, or a hub name")
     add("--output", type=Path, required=True, help="npz to write, as evaluators read it")
     add("--count", type=count, default=5000, help="number of images (default: 5000)")
-    add("--sampler", choices=tuple(SAMPLERS), default="heun", help="default: heun")
+    add("--sampler", default="heun", help="default: heun")
     add("--nfe", type=count, default=35, help="network evaluations per image (default: 35)")
     add("--discretisation", help="time grid (default: the schedule's own)")
     add("--guide", type=Path, help="guide to sample with")
@@ -57,13 +56,28 @@ def parser() -> argparse.ArgumentParser:
     add = command("compare", "Measures guidance on the fine-tunes of a quickstart.").add_argument
     add("quickstart", type=Path, help="the folder that run/quickstart.sh wrote")
     add("--output", type=Path, required=True, help="folder for samples, guides and results.json")
-    add("--cells", default="euler:10,heun:11,heun:15,heun:25", help="default: %(default)s")
+    add("--cells", default="euler-10,heun-11,heun-15,heun-25", metavar="SAMPLER-NFE,...",
+        help="default: %(default)s")  # fmt: skip
     add("--weights", default="1", help="guidance weights, as in 0.5,1,2; 0 for none (default: 1)")
     add("--discretisation", default="linear", help="time grid (default: linear)")
     add("--samples", type=number(int, 100), default=2000, help="images per cell (default: 2000)")
     add("--count", type=count, default=5000, help="samples that train a guide (default: 5000)")
     add("--steps", type=count, default=2000, help="training steps of a guide (default: 2000)")
-    return p
+    args = p.parse_args(argv)
+    args.error = p.error
+    try:
+        if args.command == "sample":
+            from ogdm_core.samplers import steps_for_nfe
+
+            steps_for_nfe(args.sampler, args.nfe)
+        elif args.command == "compare":
+            args.weights = [float(w) for w in args.weights.split(",")]
+            from run.quickstart.score import cells
+
+            args.cells = cells(args.cells)
+    except (ValueError, argparse.ArgumentTypeError) as error:
+        p.error(str(error))
+    return args
 
 
 def train(args: argparse.Namespace) -> None:
@@ -91,39 +105,15 @@ def train(args: argparse.Namespace) -> None:
     print(f"wrote {args.output}: cross-entropy {loss:.4f} on held-out images, 0.6931 is chance")
 
 
-def sample(args: argparse.Namespace) -> None:
-    """Draws images and writes them."""
-    from run.guidance.compare import draw_images
-
-    steps_for_nfe(args.sampler, args.nfe)
-    draw_images(
-        args.model, args.output, args.count, args.sampler, args.nfe, args.seed,
-        args.discretisation, args.guide, args.guide_weight,
-    )  # fmt: skip
-
-
-def compare(args: argparse.Namespace) -> None:
-    """Trains a guide for every fine-tune and prints the table."""
-    from run.guidance.compare import compare as measure
-
-    cells = [(name, int(nfe)) for name, _, nfe in (c.partition(":") for c in args.cells.split(","))]
-    for cell in cells:
-        steps_for_nfe(*cell)
-    weights = [float(w) for w in args.weights.split(",")]
-    measure(
-        args.quickstart, args.output, cells, weights, args.discretisation, args.samples,
-        args.count, args.steps, args.seed,
-    )  # fmt: skip
-
-
 def main(argv: list[str] | None = None) -> int:
     """Runs one command; returns the exit code."""
-    p = parser()
-    args = p.parse_args(argv)
+    args = parse(argv)
+    from .compare import compare, sample
+
     try:
         {"train": train, "sample": sample, "compare": compare}[args.command](args)
     except (ValueError, OSError, ImportError) as error:
-        p.error(str(error))
+        args.error(str(error))
     return 0
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import statistics
+from collections import Counter
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from ogdm_core.files import write_json
 from ogdm_core.guidance import Guide, guided_nfe, load_guide, save_guide
 from ogdm_core.random import generator_of
 from ogdm_core.splice.sampling import write_npz
-from ogdm_core.trainer.images import load
+from ogdm_core.trainer.images import Images, load, to_uint8
 from ogdm_core.trainer.train import load_model
 from run.evaluate import metrics
 from run.evaluate.classifier import load_classifier
@@ -24,7 +26,6 @@ from run.guidance.train import load_samples, train_guide
 from run.provenance import commit
 from run.quickstart.score import draw
 
-Cell = tuple[str, int]  # sampler, NFE
 KEY = ("run", "sampler", "nfe", "weight")
 
 
@@ -42,84 +43,88 @@ def draw_images(
     noise = torch.randn(shape, generator=generator_of(seed, "samples")).to(device)
     x = draw(unet, scheduler, noise, sampler, nfe, discretisation=discretisation,
              guide=loaded, weight=weight)  # fmt: skip
-    pixels = ((x + 1) * 127.5).round().to(torch.uint8).permute(0, 2, 3, 1).cpu().numpy()
     classes = config.num_class_embeds or 0
-    write_npz(str(path), pixels, np.arange(count) % classes if classes else None)
+    labels = np.arange(count) % classes if classes else None
+    write_npz(str(path), to_uint8(x).permute(0, 2, 3, 1).numpy(), labels)
     cost = guided_nfe(sampler, nfe) if guide else nfe
     print(f"wrote {path}: {count} images, {sampler}, NFE {cost}", flush=True)
 
 
-def make_guide(model: Path, folder: Path, name: str, data: str, discretisation: str,
-               count: int, steps: int, seed: int) -> Guide:  # fmt: skip
+def sample(args: argparse.Namespace) -> None:
+    """`run/guidance.sh sample`."""
+    draw_images(
+        args.model, args.output, args.count, args.sampler, args.nfe, args.seed,
+        args.discretisation, args.guide, args.guide_weight,
+    )  # fmt: skip
+
+
+def make_guide(run: Path, images: Images, args: argparse.Namespace) -> Guide:
     """The guide of one model: read if it is there, else trained on samples that are drawn here."""
-    path, samples = folder / f"{name}.safetensors", folder / f"{name}.npz"
+    path, samples = (args.output / f"{run.name}.{end}" for end in ("safetensors", "npz"))
     if not path.exists():
         if not samples.exists():
-            draw_images(str(model), samples, count, "heun", 35, seed, discretisation)
-        images = load(data)
+            draw_images(str(run), samples, args.count, "heun", 35, args.seed, args.discretisation)
         guide, loss = train_guide(
-            images, load_samples(str(samples), images.channels), steps=steps, seed=seed,
-            say=lambda line: print(f"{name}: {line}", flush=True),
+            images, load_samples(str(samples), images.channels), steps=args.steps, seed=args.seed,
+            say=lambda line: print(f"{run.name}: {line}", flush=True),
         )  # fmt: skip
         save_guide(path, guide, held_out_loss=f"{loss:.4f}", commit=commit())
     return load_guide(path)
 
 
-def compare(
-    quickstart: Path, output: Path, cells: list[Cell], weights: list[float], discretisation: str,
-    samples: int, count: int, steps: int, seed: int,
-) -> None:  # fmt: skip
-    """Measures every fine-tune below `quickstart`/runs without a guide and with each weight.
+def compare(args: argparse.Namespace) -> None:
+    """Measures every fine-tune below `args.quickstart`/runs without a guide and with each weight.
 
     Writes output/results.json after every row, and prints a table at the end. Samples, guides and
     rows that are there already are not made again.
     """
-    runs = sorted(p for p in (quickstart / "runs").glob("*-seed*") if (p / "unet").is_dir())
-    found = sorted(quickstart.glob("classifier-digits-*.pt"))
+    folder = args.quickstart / "runs"
+    runs = {p: re.fullmatch(r"((\w+)-seed(\d+)).*", p.name) for p in sorted(folder.glob("*-seed*"))}
+    runs = {p: match.groups() for p, match in runs.items() if match and (p / "unet").is_dir()}
+    found = sorted(args.quickstart.glob("classifier-digits-*.pt"))
     if not runs or not found:
         raise FileNotFoundError(
-            f"{quickstart} holds no fine-tunes on digits; run/quickstart.sh --out {quickstart}"
+            f"{args.quickstart} holds no fine-tunes on digits; "
+            f"run/quickstart.sh --out {args.quickstart}"
+        )
+    seen = Counter(name for name, _, _ in runs.values())
+    if twice := [name for name, count in seen.items() if count > 1]:
+        raise ValueError(
+            f"{twice[0]} stands for several fine-tunes in {folder}; remove the folders of those "
+            "that are not meant, or give a quickstart's folder with one run per seed"
         )
     images = load("digits")
     classifier, _ = load_classifier(found[-1], images)
     real = classifier.features(images.all())
-    shape = (samples, images.channels, images.size, images.size)
+    shape = (args.samples, images.channels, images.size, images.size)
     noise = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     result = {
-        "samples": samples, "discretisation": discretisation, "commit": commit(),
-        "guide": {"samples": count, "steps": steps, "seed": seed}, "rows": [],
+        "samples": args.samples, "discretisation": args.discretisation, "commit": commit(),
+        "guide": {"samples": args.count, "steps": args.steps, "seed": args.seed}, "rows": [],
     }  # fmt: skip
-    path = output / "results.json"
+    path = args.output / "results.json"
     if path.exists():
         result["rows"] = _rows_of(path, result)
     rows = result["rows"]
     have = [tuple(row[name] for name in KEY) for row in rows]
-    seen = [re.fullmatch(r"(\w+-seed\d+).*", run.name).group(1) for run in runs]
-    if twice := sorted({name for name in seen if seen.count(name) > 1}):
-        raise ValueError(
-            f"{twice[0]} stands for several fine-tunes in {runs[0].parent}; remove the folders of "
-            "those that are not meant, or give a quickstart's folder with one run per seed"
-        )
-    for run in runs:
-        method, number = re.fullmatch(r"(\w+)-seed(\d+).*", run.name).groups()
-        name = run.name
-        guide = make_guide(run, output, name, "digits", discretisation, count, steps, seed)
+    for run, (_, method, number) in runs.items():
+        guide = make_guide(run, images, args)
         unet, scheduler = load_model(str(run))
         unet.eval()
-        for (sampler, nfe), weight in product(cells, dict.fromkeys((0.0, *weights))):
-            if (name, sampler, nfe, weight) in have:
+        for (sampler, nfe), weight in product(args.cells, dict.fromkeys((0.0, *args.weights))):
+            if (run.name, sampler, nfe, weight) in have:
                 continue
-            x = draw(unet, scheduler, noise, sampler, nfe, discretisation=discretisation,
+            x = draw(unet, scheduler, noise, sampler, nfe, discretisation=args.discretisation,
                      guide=guide if weight else None, weight=weight)  # fmt: skip
             fake = classifier.features(x)
             fid, (_, recall) = metrics.fid(real, fake), metrics.precision_recall(real, fake)
             cost = guided_nfe(sampler, nfe) if weight else nfe
-            rows.append({"run": name, "method": method, "seed": int(number), "sampler": sampler,
+            rows.append({"run": run.name, "method": method, "seed": int(number), "sampler": sampler,
                          "nfe": nfe, "weight": weight, "cost": cost, "fid": fid,
                          "recall": recall})  # fmt: skip
             write_json(path, result)
-            print(f"{name}, {sampler} {nfe}, w = {weight:g}: FID {fid:.3f}, recall {recall:.3f}",
-                  flush=True)  # fmt: skip
+            print(f"{run.name}, {sampler} {nfe}, w = {weight:g}: FID {fid:.3f}, "
+                  f"recall {recall:.3f}", flush=True)  # fmt: skip
     print(table(rows))
 
 

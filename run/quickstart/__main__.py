@@ -36,7 +36,7 @@ from ogdm_core import flags
 from ogdm_core.config import OGDMConfig
 from ogdm_core.files import sha256
 from run.alone import alone
-from run.provenance import commit, versions
+from run.provenance import commit, cores, versions
 
 HERE = Path(__file__).parent
 PACKAGES = ("torch", "diffusers", "accelerate", "numpy", "scikit-learn", "ogdm")
@@ -267,8 +267,7 @@ def work(argv: list[str], args: argparse.Namespace, config: OGDMConfig, lock: in
     ogdm = [w for name, value in given.items() for w in (f"--{name.replace('_', '-')}", value)]
     start, runner = time.time(), Runner(lock)
     pairs = [(method, seed) for seed in args.seeds for method in ("ogdm", "control")]
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    with ThreadPoolExecutor(args.jobs or min(2, cores)) as pool, runner:
+    with ThreadPoolExecutor(args.jobs or min(2, cores())) as pool, runner:
         baseline, classifier = ensure_baseline(args, runner), ensure_classifier(args)
         one = partial(run_method, args, ogdm, runner, baseline, classifier)
         folders = dict(zip(pairs, pool.map(one, *zip(*pairs, strict=True)), strict=True))

@@ -359,6 +359,17 @@ def export(sub: Submodule) -> tuple[list[Path], list[Path]]:
     report = inspect(sub)
     if report.head != sub.pin or not report.changed:
         raise Refusal(explain(report))
+    wanted, applied = {path: p.new for path, p in sub.patches().items()}, _written(sub)
+    if applied and (other := sorted(set(wanted.items()) ^ set(applied.items()))):
+        raise Refusal(
+            f"patches/{sub.name}/{file_name(other[0][0])} is not what was applied to {sub.label}: "
+            "it came or changed since,\nperhaps with a pull, and an export would undo that. "
+            f"Nothing was written.\nIf no edits of yours are in there, `run/setup.sh {sub.name}` "
+            "applies it. Else keep them apart first:\n"
+            f"    git -C {sub.label} diff > edits.diff\n"
+            f"    git -C {sub.label} checkout HEAD -- .\n"
+            f"    run/setup.sh {sub.name}"
+        )
     texts = {}
     for path in report.changed:
         file = sub.folder / file_name(path)

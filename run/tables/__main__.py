@@ -13,7 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from run.provenance import ROOT
+from run.provenance import ROOT, cores
 
 REPRODUCED = (1, 2, 3, 7, 9)
 ASSEMBLED = (4, 8)  # from the others' results
@@ -68,9 +68,8 @@ def options_from(args: argparse.Namespace):
     from .jobs import Options
 
     smoke = args.scale == "smoke"
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    jobs = args.jobs or (min(cores or 1, 4) if smoke else 1)
-    threads = max(1, (cores or 1) // jobs) if smoke and jobs > 0 else 0
+    jobs = args.jobs or (min(cores(), 4) if smoke else 1)
+    threads = max(1, cores() // jobs) if smoke and jobs > 0 else 0
     out = args.out or Path("out") / ("tables-smoke" if smoke else "tables")
     return Options(
         number=args.number,
