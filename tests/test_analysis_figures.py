@@ -10,6 +10,7 @@ pytest.importorskip("PIL")
 
 from PIL import Image  # noqa: E402
 
+from ogdm_core.trainer.images import to_uint8  # noqa: E402
 from run.figures import __main__ as figures  # noqa: E402
 from run.figures import grids, neighbours, samples, style, teaser  # noqa: E402
 from run.figures.samples import load_images  # noqa: E402
@@ -42,9 +43,8 @@ def model(tmp_path_factory):
 
 def write_npz(path, images):
     """uint8 NHWC, as ADM's sampling script leaves it."""
-    pixels = ((images.clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8).permute(0, 2, 3, 1)
     path.parent.mkdir(parents=True, exist_ok=True)
-    np.savez(path, arr_0=pixels.numpy())
+    np.savez(path, arr_0=to_uint8(images).permute(0, 2, 3, 1).numpy())
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_tile_places_images_row_by_row():
     assert (picture[:2, :2] == 0).all() and np.allclose(picture[:2, 3:], 128 / 255)
     assert (picture[3:, :2] == 1).all() and (picture[2] == 1).all()
     assert tile(torch.zeros(1, 3, 2, 2), 1).shape == (2, 2, 3)
-    assert np.array_equal(picture, tile(style.to_uint8(images), columns=2, gap=1))
+    assert np.array_equal(picture, tile(to_uint8(images), columns=2, gap=1))
     with pytest.raises(ValueError, match="1 or 3 channels"):
         tile(torch.zeros(1, 4, 2, 2), 1)
 
@@ -96,7 +96,7 @@ def test_npz_and_folder_give_the_same_images(tmp_path):
             Image.fromarray(pixels).save(tmp_path / "png" / f"{i:06d}.png")
     from_npz, from_folder = (load_images(str(tmp_path / name)) for name in ("x.npz", "png"))
     assert torch.equal(from_npz, from_folder)
-    assert torch.equal(from_npz, style.to_uint8(images))
+    assert torch.equal(from_npz, to_uint8(images))
     assert len(load_images(str(tmp_path / "x.npz"), 2)) == 2
     with pytest.raises(ValueError, match="holds 4 images, but 5 are wanted"):
         load_images(str(tmp_path / "x.npz"), 5)
@@ -347,9 +347,12 @@ def test_neighbours_in_inceptions_features(tmp_path, capsys, monkeypatch):
     assert "absent.pth: no such file" in capsys.readouterr().err
 
 
-def test_neighbours_wants_samples_from_one_place(tmp_path, capsys):
-    assert figures.main(["neighbours", "--train", "digits", "--out", str(tmp_path)]) == 2
-    assert "either --samples FILE or --method" in capsys.readouterr().err
+@pytest.mark.parametrize("words", [[], ["--samples", "a.npz", "--method", "A=b"]])
+def test_neighbours_wants_samples_from_one_place(words, capsys):
+    with pytest.raises(SystemExit):
+        figures.main(["neighbours", "--train", "digits", *words])
+    said = capsys.readouterr().err
+    assert "--samples" in said and "--method" in said
 
 
 # ---------------------------------------------------------------- diagrams and style

@@ -158,9 +158,9 @@ def test_command_writes_the_picture_and_the_numbers(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     from PIL import Image
 
-    from run.figures import xi_figure
+    from run.figures.__main__ import main
 
-    assert xi_figure.main(["--vs", "0.1", "1", "--out", str(tmp_path)]) == 0
+    assert main(["xi", "--vs", "0.1", "1", "--out", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     assert "xi = 0.54346" in printed and "v = 1.0: beta 0.15 to 0.4" in printed
     with (tmp_path / "xi.csv").open() as file:
@@ -179,9 +179,10 @@ def test_command_writes_the_picture_and_the_numbers(tmp_path, capsys):
 
 def test_command_refuses_bad_values(tmp_path, capsys):
     pytest.importorskip("matplotlib")
-    from run.figures import xi_figure
+    from run.figures.__main__ import main
 
-    with pytest.raises(SystemExit) as stop:
-        xi_figure.main(["--beta", "1.5", "--out", str(tmp_path)])
-    assert stop.value.code == 2
+    assert main(["xi", "--beta", "1.5", "--out", str(tmp_path)]) == 2
     assert "beta=1.5" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["xi", "--mu", "two"])
+    assert "see run/analysis_xi.sh --help" in capsys.readouterr().err

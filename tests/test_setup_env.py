@@ -247,15 +247,20 @@ def test_no_python_is_explained(tmp_path):
         ("light", "--wrong", 2, "--wrong"),
         ("light", "", 0, "went on"),
         ("heavy", "--wrong", 0, "went on"),
+        ("alone", "--wrong", 2, "--wrong"),
+        ("late", "--wrong", 0, "went on"),
     ],
 )
 def test_arguments_are_checked_before_an_install(tmp_path, module, arguments, code, said):
-    for package, text in {
-        "heavy": "import a_package_that_setup_would_install",
-        "light": "import argparse; parser = argparse.ArgumentParser",
+    absent = "import a_package_that_setup_would_install"
+    for file, text in {
+        "heavy/__main__.py": absent,
+        "light/__main__.py": "import argparse; parser = argparse.ArgumentParser",
+        "alone.py": "import argparse; parser = argparse.ArgumentParser",
+        "late.py": f"def parse(argv): {absent}",
     }.items():
-        (tmp_path / package).mkdir()
-        (tmp_path / package / "__main__.py").write_text(text)
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text(text)
     script = f"""
         source run/lib.sh; ROOT={tmp_path}
         check_arguments {module} {arguments}
@@ -267,17 +272,27 @@ def test_arguments_are_checked_before_an_install(tmp_path, module, arguments, co
     assert ("went on" in done.stdout) == (said == "went on")
 
 
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory) -> str:
+    """A Python with the standard library alone, as on a fresh machine."""
+    folder = tmp_path_factory.mktemp("bare")
+    venv.create(folder, symlinks=True)
+    return str(folder / "bin" / "python")
+
+
 @pytest.mark.parametrize(
     ("script", "arguments", "said"),
     [
         ("quickstart.sh", ["--steps", "many"], "--steps"),
         ("evaluate.sh", ["a.npz", "b.npz", "--batch", "many"], "--batch"),
+        ("figures.sh", ["grid", "--method", "A=b", "--nfe", "0"], "--nfe"),
+        ("analysis_xi.sh", ["--mu", "two"], "--mu"),
+        ("guidance.sh", ["sample", "model", "--output", "a.npz", "--count", "0"], "--count"),
+        ("benchmark.sh", ["--resolution", "33"], "--resolution"),
+        ("sweep.sh", ["--set", "kk=1"], "kk"),
     ],
 )
-def test_a_wrong_argument_is_refused_without_any_package(script, arguments, said, tmp_path):
-    """With the standard library alone, as on a fresh machine."""
-    venv.create(tmp_path, symlinks=True)
-    bare = str(tmp_path / "bin" / "python")
+def test_a_wrong_argument_is_refused_without_any_package(script, arguments, said, bare):
     done = bash(f"run/{script} {' '.join(arguments)}", OGDM_PYTHON=bare, PYTHONPATH="")
     assert done.returncode == 2
     assert said in done.stderr

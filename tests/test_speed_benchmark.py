@@ -11,9 +11,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ogdm_core import DiscreteVP
 from run.benchmark import __main__ as program
-from run.benchmark import measure, time_step
-from run.benchmark.cases import CASES, DEFAULT, choose
-from run.benchmark.step import BACKBONES, QUICK, Network, Trainer, find_backbone
+from run.benchmark import measure
+from run.benchmark.cases import CASES, DEFAULT, QUICK
+from run.benchmark.step import BACKBONES, Network, Trainer, time_step
 from run.quickstart import __main__ as quickstart
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -57,18 +57,18 @@ def test_the_light_discriminator_is_the_quickstarts():
 
 
 def test_cases_are_chosen_by_name():
-    assert choose(None) == list(DEFAULT) and choose("all") == list(CASES)
-    assert choose("heun_exact, euler_light,heun_exact") == ["heun_exact", "euler_light"]
-    for wrong in ("euler", "euler_exact,nope", ","):
-        with pytest.raises(ValueError, match="--cases: .* is not allowed; give all, or some of"):
-            choose(wrong)
+    assert program.parse([]).cases == DEFAULT
+    assert program.parse(["--cases", "all"]).cases == list(CASES)
+    chosen = program.parse(["--cases", "heun_exact, euler_light,heun_exact"]).cases
+    assert chosen == ["heun_exact", "euler_light"]
 
 
-def test_edms_network_is_named_when_it_is_missing(monkeypatch, tmp_path):
-    monkeypatch.setattr("run.benchmark.step.EDM", tmp_path)
-    assert find_backbone("auto") == "diffusers"
-    with pytest.raises(ValueError, match="run/setup.sh edm fetches it"):
-        find_backbone("edm")
+def test_edms_network_is_named_when_it_is_missing(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(program, "EDM", tmp_path / "absent.py")
+    assert program.parse([]).backbone == "diffusers"
+    with pytest.raises(SystemExit):
+        program.parse(["--backbone", "edm"])
+    assert "run/setup.sh edm fetches it" in capsys.readouterr().err
 
 
 # ---------------------------------------------------------------- counts
@@ -212,7 +212,9 @@ def test_an_interrupted_run_keeps_what_it_measured(run, monkeypatch):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--cases", "nope"], "--cases: 'nope' is not allowed"),
+        (["--cases", "nope"], "--cases: 'nope' is not allowed; give all, or some of"),
+        (["--cases", "euler_exact,euler"], "--cases: 'euler' is not allowed"),
+        (["--cases", ","], "--cases: ',' is not allowed"),
         (["--repeats", "0"], "--repeats: 0 is not allowed; give a whole number >= 1"),
         (["--out", "speed.txt"], "name a file that ends in .json"),
         (["--resolution", "33"], "33 is not a power of two from 8"),

@@ -5,7 +5,3 @@ step       whole training steps of any network, and EDM's or a diffusers U-Net t
 measure    operations, evaluations, memory and interleaved timings of steps
 report     a table and a picture
 """
-
-from .step import Network, time_step
-
-__all__ = ["Network", "time_step"]

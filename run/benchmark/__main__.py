@@ -15,28 +15,25 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
-
 from ogdm_core.files import write_json, write_text
 from ogdm_core.flags import Parser, number
-from run.provenance import commit, versions
+from run.provenance import ROOT, commit, versions
 
-from . import report
-from .cases import CASES, choose
-from .measure import BASELINE, Steps, summarise
-from .step import BACKBONES, PAPER, QUICK, Size, Trainer, find_backbone
+from .cases import CASES, DEFAULT, PAPER, QUICK, choose
+
+EDM = ROOT / "third_party" / "edm" / "training" / "networks.py"
 
 
-def parse(argv: list[str]) -> tuple[argparse.Namespace, Size, list[str], str]:
-    """The flags, the size, the cases and the backbone; a flag that cannot work is refused."""
+def parse(argv: list[str]) -> argparse.Namespace:
+    """The flags, with `size` and `backbone` worked out; what cannot work is refused."""
     cases = "\n".join(f"  {name:<18}{case.words}" for name, case in CASES.items())
     p = Parser(prog="run/benchmark.sh", description=__doc__, epilog=f"cases:\n{cases}")
     add, count = p.add_argument, number(int, 1)
     # fmt: off
     add("--out", metavar="FILE.json", type=Path, default=Path("out/benchmark/speed.json"),
         help="results; FILE.md and FILE.png beside it (%(default)s)")
-    add("--cases", metavar="A,B,...", help="some of the cases below, or all (the first 8)")
+    add("--cases", metavar="A,B,...", type=choose, default=DEFAULT,
+        help="some of the cases below, or all (the first 8)")
     add("--repeats", metavar="N", type=count, default=5, help="rounds of timed steps (5)")
     add("--no-time", action="store_true",
         help="count operations and evaluations from shapes alone, at any size; time nothing")
@@ -45,26 +42,30 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, Size, list[str], str]:
     add("--channels", metavar="N", type=count, help="the network's base channels (128)")
     add("--threads", metavar="N", type=count, help="CPU threads (one per core)")
     add("--device", default="cpu", help="cpu or cuda (cpu)")
-    add("--backbone", choices=("auto", *BACKBONES), default="auto",
+    add("--backbone", choices=("auto", "edm", "diffusers"), default="auto",
         help="auto is EDM's own network where third_party/edm is here (auto)")
     add("--quick", action="store_true", help="a tiny network and D: a trial of the machinery")
     # fmt: on
     args = p.parse_args(argv)
-    devices = ["cpu"] + ["cuda"] * torch.cuda.is_available()
-    if args.device not in devices:
-        p.error(f"--device: {args.device!r} is not here; use {' or '.join(devices)}")
     if args.out.suffix != ".json":
         p.error(f"--out: {str(args.out)!r} is not allowed; name a file that ends in .json")
     given = {n: v for n in ("batch", "resolution", "channels") if (v := getattr(args, n))}
-    size = replace(QUICK if args.quick else PAPER, **given)
+    args.size = size = replace(QUICK if args.quick else PAPER, **given)
     if size.resolution < 8 or size.resolution & (size.resolution - 1):
         p.error(f"--resolution: {size.resolution} is not a power of two from 8")
     if size.channels % 16:
         p.error(f"--channels: {size.channels} is not a multiple of 16")
-    try:
-        return args, size, choose(args.cases), find_backbone(args.backbone)
-    except ValueError as error:
-        p.error(str(error))
+    args.stands_in = args.backbone == "auto" and not EDM.is_file()
+    if args.backbone == "auto":
+        args.backbone = "diffusers" if args.stands_in else "edm"
+    elif args.backbone == "edm" and not EDM.is_file():
+        p.error("--backbone: third_party/edm is not here; run/setup.sh edm fetches it")
+    import torch
+
+    devices = ["cpu"] + ["cuda"] * torch.cuda.is_available()
+    if args.device not in devices:
+        p.error(f"--device: {args.device!r} is not here; use {' or '.join(devices)}")
+    return args
 
 
 def say(text: str) -> None:
@@ -74,41 +75,47 @@ def say(text: str) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Counts, times, writes the results after every round; returns the exit code."""
+    argv = sys.argv[1:] if argv is None else argv
+    args = parse(argv)
+    import torch
     from rich.console import Console
     from rich.markdown import Markdown
+    from torch._subclasses.fake_tensor import FakeTensorMode
 
-    argv = sys.argv[1:] if argv is None else argv
-    args, size, names, backbone = parse(argv)
-    torch.set_num_threads(args.threads or torch.get_num_threads())
-    if (backbone, args.backbone) == ("diffusers", "auto"):
+    from . import report
+    from .measure import BASELINE, Steps, summarise
+    from .step import BACKBONES, Trainer
+
+    if args.stands_in:
         say("third_party/edm is not here: a diffusers U-Net of about the same cost stands in; "
             "run/setup.sh edm fetches EDM's own")  # fmt: skip
+    torch.set_num_threads(args.threads or torch.get_num_threads())
     torch.manual_seed(0)
-    network = BACKBONES[backbone](size)
+    network = BACKBONES[args.backbone](args.size)
     network.module.to(args.device)
     cpu = f"CPU ({platform.machine()})"
     results: dict[str, Any] = {
         "command": shlex.join(["run/benchmark.sh", *argv]),
         "commit": commit(),
         "versions": versions(("torch", "diffusers", "numpy", "ogdm")),
-        "setup": asdict(size) | {
+        "setup": asdict(args.size) | {
             "network": network.words,
-            "backbone": backbone,
+            "backbone": args.backbone,
             "parameters": sum(p.numel() for p in network.module.parameters()),
             "device": cpu if args.device == "cpu" else torch.cuda.get_device_name(),
             "threads": torch.get_num_threads(),
             "quick": args.quick,
         },
-        "settings": {name: CASES[name].config(args.quick).to_dict() for name in names},
+        "settings": {name: CASES[name].config(args.quick).to_dict() for name in args.cases},
         "timings": [],
     }  # fmt: skip
     counts, code = {}, 0
-    steps = Steps(Trainer(network, size.batch), names, args.quick)
+    steps = Steps(Trainer(network, args.size.batch), args.cases, args.quick)
     shapes = FakeTensorMode(allow_non_fake_inputs=True) if args.no_time else None
     try:
         with shapes or contextlib.nullcontext():
             steps.take(BASELINE, "plain")  # Adam makes its state in a first step
-            for name in (BASELINE, *names):
+            for name in (BASELINE, *args.cases):
                 say(f"counting {name}")
                 counts[name] = steps.count(name, memory=not args.no_time)
         for i in range(0 if args.no_time else args.repeats):
@@ -121,13 +128,13 @@ def main(argv: list[str] | None = None) -> int:
     if BASELINE not in counts:
         return code
     results |= summarise(counts, results["timings"])
-    page, written = report.markdown(results), [args.out, args.out.with_suffix(".md")]
+    written = [args.out, args.out.with_suffix(".md")]
     write_json(args.out, results)
-    write_text(written[1], page)
+    write_text(written[1], report.markdown(results))
     if any("ratio" in case for case in results["cases"].values()):
         written.append(report.picture(results, args.out.with_suffix(".png")))
     console = Console()
-    console.print(Markdown(report.markdown(results, report.COLUMNS[:-1])))  # fits a terminal
+    console.print(Markdown(report.markdown(results, len(report.COLUMNS) - 1)))  # fits a terminal
     console.print("wrote " + ", ".join(map(str, written)), highlight=False, soft_wrap=True)
     return code
 

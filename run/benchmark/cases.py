@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,40 +34,45 @@ class Case:
         return {kind: share for kind, share in (("plain", 1 - rare), ("r1", rare)) if share}
 
 
+FUSED, LIGHT, HEUN = {"fused": True}, {"d_kind": "light"}, {"projection": "heun"}
 CASES = {
     "euler_exact": Case("Euler, the paper's D, two passes over the fakes"),
-    "euler_fused": Case("Euler, the paper's D, one pass over the fakes", {"fused": True}),
-    "euler_light": Case("Euler, the light D, the quickstart's", {"d_kind": "light"}),
-    "heun_exact": Case("Heun, the paper's D", {"projection": "heun"}),
-    "euler_naive": Case(
-        "Euler, the denoiser evaluated again for the projection and for D, R1 at every step",
-        {"r1_every": 1}, naive=True,
-    ),
-    "euler_light_fused": Case(
-        "Euler, the light D, one pass over the fakes", {"d_kind": "light", "fused": True}
-    ),
-    "heun_fused": Case(
-        "Heun, the paper's D, one pass over the fakes", {"projection": "heun", "fused": True}
-    ),
+    "euler_fused": Case("Euler, the paper's D, one pass over the fakes", FUSED),
+    "euler_light": Case("Euler, the light D, the quickstart's", LIGHT),
+    "heun_exact": Case("Heun, the paper's D", HEUN),
+    "euler_naive": Case("Euler, the denoiser evaluated again for the projection and for D, R1 at "
+                        "every step", {"r1_every": 1}, naive=True),
+    "euler_light_fused": Case("Euler, the light D, one pass over the fakes", LIGHT | FUSED),
+    "heun_fused": Case("Heun, the paper's D, one pass over the fakes", HEUN | FUSED),
     "euler_r1": Case("Euler, the paper's D, R1 at every step", {"r1_every": 1}),
-    "euler_narrow": Case(
-        f"Euler, the paper's D at width {NARROW_WIDTH:g}", {"d_width": NARROW_WIDTH}
-    ),
+    "euler_narrow": Case(f"Euler, the paper's D at width {NARROW_WIDTH:g}",
+                         {"d_width": NARROW_WIDTH}),
     "euler_half": Case("Euler, D of half the paper's width", {"d_width": 0.5}),
     "euler_bf16": Case("Euler, the paper's D in bfloat16", {"d_precision": "bf16"}),
 }  # fmt: skip
-DEFAULT = tuple(CASES)[:8]
+DEFAULT = list(CASES)[:8]
 
 
-def choose(names: str | None) -> list[str]:
-    """Cases from `a,b,c`; the default ones from None. Unknown names raise ValueError."""
-    if names is None:
-        return list(DEFAULT)
+def choose(names: str) -> list[str]:
+    """Cases from `a,b,c` or `all`; raises what argparse shows."""
     chosen = list(CASES) if names == "all" else [n.strip() for n in names.split(",") if n.strip()]
     unknown = [n for n in chosen if n not in CASES]
     if unknown or not chosen:
-        raise ValueError(
-            f"--cases: {(unknown or [names])[0]!r} is not allowed; give all, or some of "
-            + ",".join(CASES)
+        raise argparse.ArgumentTypeError(
+            f"{(unknown or [names])[0]!r} is not allowed; give all, or some of {','.join(CASES)}"
         )
     return list(dict.fromkeys(chosen))
+
+
+@dataclass(frozen=True)
+class Size:
+    """Images [batch, 3, resolution, resolution] and the network's base channels."""
+
+    batch: int = 2
+    resolution: int = 32
+    channels: int = 128
+    blocks: int = 4
+
+
+PAPER = Size()
+QUICK = Size(resolution=8, channels=16, blocks=1)

@@ -150,21 +150,22 @@ def summarise(counts: dict[str, dict], timings: list[dict]) -> dict[str, Any]:
         plain = [t["beside"] for t in timings]
         baseline |= {"seconds": median(plain), "quartiles": quartiles(plain)}
     cases: dict[str, dict[str, Any]] = {}
-    for name in counts.keys() - {BASELINE}:
-        found, kinds = counts[name], CASES[name].kinds()
-        names = ("denoiser_forward", "d_forward", "d_calls")
-        cases[name] = case = {"evaluations": {n: found[n] for n in names}}
-        case["flops_ratio"] = found["flops"] / baseline["flops"]
+    for name, found in counts.items():
+        if name == BASELINE:
+            continue
+        evaluations = {n: found[n] for n in ("denoiser_forward", "d_forward", "d_calls")}
+        cases[name] = case = {
+            "evaluations": evaluations, "flops_ratio": found["flops"] / baseline["flops"],
+        }  # fmt: skip
         if "peak_bytes" in found:
             case["memory_ratio"] = found["peak_bytes"] / baseline["peak_bytes"]
-        ratios: dict[str, list[float]] = {kind: [] for kind in kinds}
-        for t in timings:
-            if t["case"] == name:
-                ratios[t["kind"]].append(t["seconds"] / t["beside"])
+        shares = CASES[name].kinds()
+        ratios = {kind: [t["seconds"] / t["beside"] for t in timings
+                         if (t["case"], t["kind"]) == (name, kind)] for kind in shares}  # fmt: skip
         if all(ratios.values()):
-            main = max(kinds, key=lambda kind: kinds[kind])
-            rare = sum(share * median(ratios[k]) for k, share in kinds.items() if k != main)
-            values = [kinds[main] * ratio + rare for ratio in ratios[main]]
+            main = max(shares, key=lambda kind: shares[kind])
+            rare = sum(share * median(ratios[k]) for k, share in shares.items() if k != main)
+            values = [shares[main] * ratio + rare for ratio in ratios[main]]
             case |= {"ratio": median(values), "quartiles": quartiles(values),
                      "seconds": median(values) * baseline["seconds"]}  # fmt: skip
-    return {"baseline": baseline, "cases": {n: cases[n] for n in counts if n in cases}}
+    return {"baseline": baseline, "cases": cases}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from .cases import CASES
@@ -10,13 +9,17 @@ from .cases import CASES
 COLUMNS = ("case", "time", "quartiles", "memory", "operations", "denoiser", "D", "what it is")
 
 
-def rows(results: dict) -> list[list[str]]:
-    """One row per case; a dash stands for what was not measured."""
+def markdown(results: dict, columns: int = len(COLUMNS)) -> str:
+    """The whole report as a page; the table has one row per case and its first `columns`.
+
+    A dash stands for what was not measured.
+    """
 
     def number(value: float | None) -> str:
         return "-" if value is None else f"{value:.2f}"
 
-    table = [["baseline", "1.00", "", "1.00", "1.00", "1.00", "0.00", "the plain step"]]
+    table = [COLUMNS, ["---"] * len(COLUMNS)]
+    table.append(["baseline", "1.00", "", "1.00", "1.00", "1.00", "0.00", "the plain step"])
     for name, case in results["cases"].items():
         table.append([
             name, number(case.get("ratio")), "-".join(map(number, case.get("quartiles", []))),
@@ -24,11 +27,6 @@ def rows(results: dict) -> list[list[str]]:
             number(case["evaluations"]["denoiser_forward"]),
             number(case["evaluations"]["d_forward"]), CASES[name].words,
         ])  # fmt: skip
-    return table
-
-
-def markdown(results: dict, columns: Sequence[str] = COLUMNS) -> str:
-    """The whole report as a page, with the first columns of the table."""
     setup, b = results["setup"], results["baseline"]
     plain = f"{b['flops'] / 1e9:.0f} GFLOP"
     if "seconds" in b:
@@ -40,9 +38,8 @@ def markdown(results: dict, columns: Sequence[str] = COLUMNS) -> str:
         "of a whole training step are ratios to the plain step's; denoiser and D are evaluations "
         "per image."
     )
-    lines = [list(COLUMNS), ["---"] * len(COLUMNS), *rows(results)]
-    table = "\n".join(f"| {' | '.join(line[: len(columns)])} |" for line in lines)
-    return f"`{results['command']}`\n\n{words}\n\n{table}\n"
+    lines = "\n".join(f"| {' | '.join(line[:columns])} |" for line in table)
+    return f"`{results['command']}`\n\n{words}\n\n{lines}\n"
 
 
 def picture(results: dict, path: Path) -> Path:

@@ -19,7 +19,8 @@ from ogdm_core import DiscreteVP, Observer, OGDMConfig, Schedule, training_loss
 from ogdm_core.solvers import EpsFn
 from run.provenance import ROOT
 
-EDM = ROOT / "third_party" / "edm"
+from .cases import Size
+
 EMA_BETA = 0.9999
 
 
@@ -119,27 +120,12 @@ def time_step(
 # ---- two networks of the paper's CIFAR-10 size --------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Size:
-    """Images [batch, 3, resolution, resolution] and the network's base channels."""
-
-    batch: int = 2
-    resolution: int = 32
-    channels: int = 128
-    blocks: int = 4
-
-
-PAPER = Size()
-QUICK = Size(resolution=8, channels=16, blocks=1)
-
-
 def edm(size: Size) -> Network:
     """NVlabs/edm: DDPM++ (SongUNet) with EDM's preconditioning, as for CIFAR-10."""
     from ogdm_core.compat import edm as compat
     from ogdm_core.splice import edm as splice
 
-    if str(EDM) not in sys.path:
-        sys.path.insert(0, str(EDM))
+    sys.path.insert(0, str(ROOT / "third_party" / "edm"))
     compat.install()
     from training.networks import EDMPrecond
 
@@ -170,11 +156,3 @@ def diffusers(size: Size) -> Network:
 
 
 BACKBONES = {"edm": edm, "diffusers": diffusers}
-
-
-def find_backbone(wanted: str) -> str:
-    """`edm` where its submodule is here, else `diffusers`; or what was asked for, if it is here."""
-    here = (EDM / "training" / "networks.py").is_file()
-    if wanted == "edm" and not here:
-        raise ValueError("--backbone: third_party/edm is not here; run/setup.sh edm fetches it")
-    return ("edm" if here else "diffusers") if wanted == "auto" else wanted

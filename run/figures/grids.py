@@ -2,42 +2,37 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 
-from torch import Tensor
+from ogdm_core.samplers import steps_for_nfe
 
 from . import style
-from .samples import Method
+from .samples import load_method, shared_noise
 
 
 def load_results(path: str | Path) -> list[dict]:
     """Rows {"method", "sampler", "nfe", "fid", "recall"} of a results.json or a tableN.json.
 
     The first is {"rows": [such rows]}; a table's rows hold a cell per NFE instead, and are called
-    by their own name ("cifar10-edm-ogdm-ft") and, where that is clear, by their method ("OGDM").
+    by their own name ("cifar10-edm-ogdm-ft") and, where the table has one data set, by their method
+    ("OGDM").
     """
     rows = json.loads(Path(path).read_text()).get("rows") or []
     if any("cells" in row for row in rows):
-        rows = _from_table(rows)
+        names = ("row", "method") if len({row["dataset"] for row in rows}) == 1 else ("row",)
+        rows = [
+            cell | {"method": name, "sampler": row["sampler"]}
+            for row in rows for name in dict.fromkeys(row[key] for key in names)
+            for cell in row["cells"] if cell["fid"] is not None
+        ]  # fmt: skip
     wanted = {"method", "sampler", "nfe", "fid", "recall"}
     if not rows or any(wanted - row.keys() for row in rows):
         raise ValueError(f"{path}: needs rows, each with {', '.join(sorted(wanted))}")
     return rows
-
-
-def _from_table(rows: Sequence[dict]) -> list[dict]:
-    """One row per finished cell, by the row's name, and by its method if its data set is the only
-    one in the table."""
-    alone = len({row["dataset"] for row in rows}) == 1
-    return [
-        {"method": name, "sampler": row["sampler"]}
-        | {key: cell[key] for key in ("nfe", "fid", "recall")}
-        for row in rows for cell in row["cells"] if cell["fid"] is not None
-        for name in dict.fromkeys([row["row"], row["method"]] if alone else [row["row"]])
-    ]  # fmt: skip
 
 
 def caption(rows: Sequence[dict], method: str, sampler: str, nfe: int) -> str:
@@ -53,18 +48,21 @@ def caption(rows: Sequence[dict], method: str, sampler: str, nfe: int) -> str:
     return f"(FID: {fmean(fids):.2f}{spread}, recall: {fmean(recalls):.3f})"
 
 
-def draw(
-    methods: Sequence[Method], samplers: Sequence[str], nfe: int, noise: Tensor,
-    rows: Sequence[dict], path: Path, command: str, columns: int = 10,
-) -> Path:  # fmt: skip
-    """Methods across, samplers down; every panel starts from the same noise."""
-    cells = [[method.draw(noise, nfe, sampler) for method in methods] for sampler in samplers]
-    height = 4.6 * -(-len(noise) // columns) / columns + 0.62
-    fig = style.plt.figure(figsize=(4.6 * len(methods) + 0.2, height * len(samplers) + 0.15))
-    axes = style.grid(fig, cells, columns, gap=max(1, cells[0][0].shape[-1] // 16))
-    for line, sampler in zip(axes, samplers, strict=True):
+def run(args: argparse.Namespace, command: str) -> list[Path]:
+    """grid-nfeN.png: methods across, samplers down; every panel starts from the same noise."""
+    for sampler in args.sampler:
+        steps_for_nfe(sampler, args.nfe)
+    rows = load_results(args.results) if args.results else []
+    methods = [load_method(text, args.device) for text in args.method]
+    noise = shared_noise(methods, args.images, args.seed)
+    cells = [[m.draw(noise, args.nfe, sampler) for m in methods] for sampler in args.sampler]
+    height = 4.6 * -(-len(noise) // args.columns) / args.columns + 0.62
+    fig = style.plt.figure(figsize=(4.6 * len(methods) + 0.2, height * len(args.sampler) + 0.15))
+    axes = style.grid(fig, cells, args.columns, gap=max(1, cells[0][0].shape[-1] // 16))
+    for line, sampler in zip(axes, args.sampler, strict=True):
         for ax, method in zip(line, methods, strict=True):
-            name = f"{method.name} + {style.sampler_name(sampler)} (NFE {nfe})"
-            ax.set_xlabel(f"{name}\n{caption(rows, method.name, sampler, nfe)}".strip(), fontsize=9)
+            name = f"{method.name} + {style.sampler_name(sampler)} (NFE {args.nfe})"
+            words = caption(rows, method.name, sampler, args.nfe)
+            ax.set_xlabel(f"{name}\n{words}".strip(), fontsize=9)
     fig.tight_layout(rect=(0, 0.02, 1, 1))
-    return style.save(fig, path, command)
+    return [style.save(fig, args.out / f"grid-nfe{args.nfe}.png", command)]

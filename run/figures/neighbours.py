@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import argparse
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,10 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ogdm_core.trainer.images import Images
-from run.evaluate import metrics
+from ogdm_core.trainer.images import Images, load
+from run.evaluate.metrics import nearest_neighbours
 
 from . import style
+from .samples import feature_net, load_images, load_method, shared_noise
 
 LEFT_OUT = 10_000  # training images, at most, that are compared with the others
 
@@ -33,6 +35,14 @@ class Memorisation:
     copies: int
     p_nearer: float
 
+    @property
+    def words(self) -> list[str]:
+        return [
+            f"samples nearer than the nearest 1 % of real images: {100 * self.closer:.1f} %",
+            f"exact copies: {self.copies} of {len(self.samples)}",
+            f"a sample is nearer than a real image: {100 * self.p_nearer:.1f} % of pairs",
+        ]
+
 
 def memorisation(samples: Tensor, train: Tensor, held_out: Tensor | None) -> Memorisation:
     """From features [N, D]. Without held-out images each training image stands in as one.
@@ -40,21 +50,16 @@ def memorisation(samples: Tensor, train: Tensor, held_out: Tensor | None) -> Mem
     Leave-one-out is fair where training images are independent draws: an image and the others are
     then exactly like a new image and a training set smaller by one.
     """
-    near = nearest_distance(samples, train)
-    real = leave_one_out(train) if held_out is None else nearest_distance(held_out, train)
-    threshold = torch.quantile(real, 0.01)
-    below = torch.searchsorted(real.sort().values, near)  # real images strictly nearer
-    above = len(real) - torch.searchsorted(real.sort().values, near, right=True)
-    p_nearer = (above + (len(real) - above - below) / 2).double().mean() / len(real)
+    near = nearest_neighbours(samples, train)[0][:, 0]
+    if held_out is None:
+        real = leave_one_out(train)
+    else:
+        real = nearest_neighbours(held_out, train)[0][:, 0]
+    ranks = [torch.searchsorted(real.sort().values, near, right=end) for end in (False, True)]
     return Memorisation(
-        near, real, float((near < threshold).double().mean()), int((near == 0).sum()),
-        float(p_nearer),
+        near, real, float((near < torch.quantile(real, 0.01)).double().mean()),
+        int((near == 0).sum()), float(1 - (ranks[0] + ranks[1]).double().mean() / (2 * len(real))),
     )  # fmt: skip
-
-
-def nearest_distance(queries: Tensor, train: Tensor) -> Tensor:
-    """Distance [M] of each of queries [M, D] to the nearest of train [N, D]."""
-    return metrics.nearest_neighbours(queries, train)[0][:, 0]
 
 
 def leave_one_out(train: Tensor, count: int = LEFT_OUT) -> Tensor:
@@ -64,10 +69,40 @@ def leave_one_out(train: Tensor, count: int = LEFT_OUT) -> Tensor:
     """
     chosen = torch.randperm(len(train), generator=torch.Generator().manual_seed(0))[:count]
     chosen = chosen.sort().values
-    distances, indices = metrics.nearest_neighbours(train[chosen], train, k=2)
+    distances, indices = nearest_neighbours(train[chosen], train, k=2)
     own = indices == chosen[:, None]
     # With several duplicates an image may not be in its own list; then all of it is at distance 0.
     return torch.where(own[:, 0], distances[:, 1], distances[:, 0])
+
+
+def run(args: argparse.Namespace, command: str) -> list[Path]:
+    """Prints whether samples are copies; writes neighbours.csv, .png and memorisation.png."""
+    features = feature_net(args)
+    if args.samples is not None:
+        samples = load_images(args.samples)
+    else:
+        method = load_method(args.method, args.device)
+        samples = method.draw(shared_noise([method], args.count, args.seed), args.nfe, args.sampler)
+    train = load(args.train)
+    phi_samples, phi_train = features(samples), features(train)
+    distances, indices = nearest_neighbours(phi_samples, phi_train, args.k)
+    held_out = features(load(args.held_out)) if args.held_out else None
+    result = memorisation(phi_samples, phi_train, held_out)
+    print(*result.words, sep="\n")
+    table = [
+        {"sample": i, "rank": j + 1, "train_index": int(indices[i, j]),
+         "distance": float(distances[i, j])}
+        for i in range(len(distances)) for j in range(args.k)
+    ]  # fmt: skip
+    n = min(args.images, len(samples))
+    name = "held-out images" if args.held_out else "training images, leave-one-out"
+    return [
+        style.write_csv(args.out / "neighbours.csv", table),
+        draw_neighbours(
+            samples[:n], train, distances[:n], indices[:n], args.out / "neighbours.png", command
+        ),
+        draw_memorisation(result, name, args.out / "memorisation.png", command),
+    ]
 
 
 def draw_neighbours(
@@ -99,25 +134,12 @@ def draw_memorisation(result: Memorisation, real_name: str, path: Path, command:
         x = np.sort(distances.numpy())
         ax.plot(x, np.arange(1, len(x) + 1) / len(x), color=colour, ls=line, label=name,
                 drawstyle="steps-post")  # fmt: skip
-    ax.axvline(float(torch.quantile(result.real, 0.01)), color=style.ORANGE, lw=1, ls=":")
+    limit = float(torch.quantile(result.real, 0.01))
+    ax.axvline(limit, color=style.ORANGE, lw=1, ls=":", label="nearest 1 % of real images")
     ax.set(title="distance to the nearest training image", xlabel="distance in feature space",
            ylabel="share of images at most this far", xlim=(0, None), ylim=(0, 1.02))  # fmt: skip
     ax.legend(loc="upper left", bbox_to_anchor=(1, 1))
-    ax.text(
-        1.03, 0.6,
-        f"nearer than the nearest 1 % of\nreal images (dotted line):\n"
-        f"{100 * result.closer:.1f} % of samples\n\nexact copies: {result.copies}\n\n"
-        f"a sample is nearer than a real\nimage in {100 * result.p_nearer:.0f} % of pairs",
-        transform=ax.transAxes, ha="left", va="top", fontsize=9,
-    )  # fmt: skip
+    words = "\n\n".join(textwrap.fill(line, 34) for line in result.words)
+    ax.text(1.03, 0.6, words, transform=ax.transAxes, ha="left", va="top", fontsize=9)
     fig.tight_layout(rect=(0, 0.03, 1, 1))
     return style.save(fig, path, command)
-
-
-def table(distances: Tensor, indices: Tensor) -> Sequence[dict]:
-    """One dict per sample and neighbour, for csv."""
-    return [
-        {"sample": i, "rank": j + 1, "train_index": int(indices[i, j]),
-         "distance": float(distances[i, j])}
-        for i in range(len(distances)) for j in range(distances.shape[1])
-    ]  # fmt: skip

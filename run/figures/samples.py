@@ -11,7 +11,9 @@ with the fields {sampler} and {nfe}:
 
 from __future__ import annotations
 
+import argparse
 import string
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +21,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ogdm_core.trainer import images as data
-
-from .style import to_uint8
+from ogdm_core.trainer.images import Images, load, to_uint8
+from run.evaluate.features import load_features
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Method:
 
 def load_images(source: str, count: int | None = None) -> Tensor:
     """The first `count` images of a data set, an .npz or a folder, or all: uint8 [N, C, H, W]."""
-    images = data.load(source)
+    images = load(source)
     if count is not None and len(images) < count:
         raise ValueError(f"{source} holds {len(images)} images, but {count} are wanted")
     return images.pixels(torch.arange(len(images) if count is None else count))
@@ -43,11 +44,18 @@ def load_images(source: str, count: int | None = None) -> Tensor:
 
 def load_method(argument: str, device: str = "cpu") -> Method:
     """NAME=PATH, PATH being a diffusers folder or a pattern with {sampler} and {nfe}."""
-    name, separator, path = argument.partition("=")
-    if not (name and separator and path):
+    name, _, path = argument.partition("=")
+    if not (name and path):
         raise ValueError(f"--method {argument!r}: give NAME=PATH, such as OGDM=out/ogdm")
-    fields = [field for _, field, _, _ in string.Formatter().parse(path) if field is not None]
-    return _files(name, path, fields) if fields else _diffusers(name, path, device)
+    fields = {field for _, field, _, _ in string.Formatter().parse(path) if field is not None}
+    if fields == {"sampler", "nfe"}:
+        return _files(name, path)
+    if fields:
+        raise ValueError(
+            f"--method {argument}: a pattern has the fields {{sampler}} and {{nfe}}, this one has "
+            + ", ".join(f"{{{field}}}" for field in sorted(fields))
+        )
+    return _diffusers(name, path, device)
 
 
 def _diffusers(name: str, path: str, device: str) -> Method:
@@ -66,13 +74,8 @@ def _diffusers(name: str, path: str, device: str) -> Method:
     return Method(name, sample, (channels, height, width))
 
 
-def _files(name: str, pattern: str, fields: Sequence[str]) -> Method:
+def _files(name: str, pattern: str) -> Method:
     """Samples made elsewhere. The i-th image of every file must come from the same noise."""
-    if set(fields) != {"sampler", "nfe"}:
-        raise ValueError(
-            f"--method {name}={pattern}: a pattern has the fields {{sampler}} and {{nfe}}, "
-            f"this one has {', '.join('{' + field + '}' for field in fields)}"
-        )
 
     def read(noise: Tensor, nfe: int, sampler: str) -> Tensor:
         path = pattern.format(sampler=sampler, nfe=nfe)
@@ -96,3 +99,19 @@ def shared_noise(methods: Sequence[Method], count: int, seed: int) -> Tensor:
         )
     shape = shapes.pop() if shapes else (0,)
     return torch.randn(count, *shape, generator=torch.Generator().manual_seed(seed))
+
+
+def feature_net(args: argparse.Namespace) -> Callable[[Tensor | Images], Tensor]:
+    """The net that --features or --weights names, for a tensor of images or an `Images`.
+
+    It reads and evaluates 64 images at a time: data sets that do not fit memory are welcome.
+    """
+    spec = args.features or (None if args.weights else "pixels")
+    net = load_features(spec, args.weights, args.device)
+    print(*net.notes, sep="\n", end="\n" * bool(net.notes), file=sys.stderr)
+
+    def features(images: Tensor | Images) -> Tensor:
+        pixels = images.__getitem__ if isinstance(images, Tensor) else images.pixels
+        return torch.cat([net(pixels(index)) for index in torch.arange(len(images)).split(64)])
+
+    return features

@@ -5,7 +5,7 @@ Importing this module sets matplotlib up, without a display.
 
 from __future__ import annotations
 
-import shlex
+import csv
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +13,8 @@ import matplotlib
 import numpy as np
 import torch
 from torch import Tensor
+
+from ogdm_core.trainer.images import to_uint8
 
 matplotlib.use("Agg")
 
@@ -28,37 +30,19 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 # Methods keep their colour in every picture. Anything else takes the next of PALETTE.
 METHOD_COLOURS = {"baseline": GREY, "control": BLACK, "ogdm": BLUE, "ogdm (ft)": RED}
 # Samplers keep their line, and are named as the paper prints them.
-SAMPLER_LINES = {
-    "euler": "-",
-    "heun": "--",
-    "s-pndm": "-.",
-    "f-pndm": ":",
-    "dpmpp-2m": (0, (5, 1)),
-    "unipc": (0, (3, 1, 1, 1, 1, 1)),
-    "stochastic": (0, (1, 3)),
-}
+SAMPLER_LINES = {"euler": "-", "heun": "--", "s-pndm": "-.", "f-pndm": ":", "dpmpp-2m": (0, (5, 1)),
+                 "unipc": (0, (3, 1, 1, 1, 1, 1)), "stochastic": (0, (1, 3))}  # fmt: skip
 SAMPLER_NAMES = {"euler": "Euler", "heun": "Heun", "s-pndm": "S-PNDM", "f-pndm": "F-PNDM",
                  "dpmpp-2m": "DPM-Solver++(2M)", "unipc": "UniPC",
                  "dg": "DG"}  # fmt: skip
 
-RC = {
-    "axes.grid": True,
-    "axes.prop_cycle": matplotlib.cycler(color=PALETTE),
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "axes.titlesize": 10,
-    "figure.dpi": 130,
-    "font.size": 9,
-    "grid.alpha": 0.25,
-    "image.cmap": "gray",
-    "image.interpolation": "nearest",
-    "legend.frameon": False,
-    "lines.linewidth": 1.6,
-    "lines.markersize": 4.5,
-    "savefig.dpi": 130,
-    "savefig.facecolor": "white",
-}
-matplotlib.rcParams.update(RC)
+matplotlib.rcParams.update({
+    "axes.grid": True, "axes.prop_cycle": matplotlib.cycler(color=PALETTE),
+    "axes.spines.right": False, "axes.spines.top": False, "axes.titlesize": 10,
+    "figure.dpi": 130, "font.size": 9, "grid.alpha": 0.25, "image.cmap": "gray",
+    "image.interpolation": "nearest", "legend.frameon": False, "lines.linewidth": 1.6,
+    "lines.markersize": 4.5, "savefig.dpi": 130, "savefig.facecolor": "white",
+})  # fmt: skip
 
 
 def figure(*shape: int, size: tuple[float, float], **options):
@@ -76,13 +60,6 @@ def sampler_name(sampler: str) -> str:
     return SAMPLER_NAMES.get(sampler, sampler)
 
 
-def to_uint8(images: Tensor) -> Tensor:
-    """Images in [-1, 1], rounded to 0..255; uint8 images as they are."""
-    if images.dtype == torch.uint8:
-        return images
-    return ((images.detach().float().cpu() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
-
-
 def tile(images: Tensor, columns: int, gap: int = 1) -> np.ndarray:
     """One picture in [0, 1], [H', W'] or [H', W', 3], of the images side by side, white between.
 
@@ -94,7 +71,8 @@ def tile(images: Tensor, columns: int, gap: int = 1) -> np.ndarray:
     rows = -(-n // columns)
     shape = (rows * (height + gap) - gap, columns * (width + gap) - gap, channels)
     canvas = np.ones(shape, dtype=np.float32)
-    for i, image in enumerate(to_uint8(images).permute(0, 2, 3, 1).numpy() / 255):
+    pixels = images if images.dtype == torch.uint8 else to_uint8(images)
+    for i, image in enumerate(pixels.permute(0, 2, 3, 1).numpy() / 255):
         top, left = (i // columns) * (height + gap), (i % columns) * (width + gap)
         canvas[top : top + height, left : left + width] = image
     return canvas[..., 0] if channels == 1 else canvas
@@ -119,9 +97,15 @@ def grid(fig, cells: Sequence[Sequence[Tensor]], columns: int, gap: int = 1) -> 
     return axes
 
 
-def command_line(script: str, arguments: Sequence[str]) -> str:
-    """The command that repeats a picture, as one line that a shell understands."""
-    return shlex.join([script, *arguments])
+def write_csv(path: Path, rows: Sequence[dict]) -> Path:
+    """Rows of one kind as csv, floats with 10 digits."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")
+        writer.writeheader()
+        for row in rows:
+            writer.writerow({k: f"{v:.10g}" if isinstance(v, float) else v for k, v in row.items()})
+    return path
 
 
 def save(fig: Figure, path: str | Path, command: str, small_print: bool = True) -> Path:

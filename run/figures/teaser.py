@@ -11,6 +11,7 @@ phi(x_j^{n*})|: 0 is the same image, 1 is as far as any other.
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ from torch import Tensor
 from ogdm_core.samplers import steps_for_nfe
 
 from . import style
-from .samples import Method
+from .samples import Method, feature_net, load_method, shared_noise
 
 
 @dataclass(frozen=True)
@@ -57,15 +58,6 @@ def parse_rows(specs: Sequence[str], methods: Sequence[Method], nfes: Sequence[i
     return rows
 
 
-def draw_rows(rows: Sequence[Row], noise: Tensor) -> list[list[Tensor]]:
-    """Images [row][nfe] of the same noise."""
-    cells = [[row.method.draw(noise, nfe, row.sampler) for nfe in row.nfes] for row in rows]
-    shapes = {tuple(images.shape) for line in cells for images in line}
-    if len(shapes) > 1:
-        raise ValueError(f"the rows' images have different shapes: {sorted(shapes)}")
-    return cells
-
-
 def drift(
     images: Sequence[Tensor], features: Callable[[Tensor], Tensor]
 ) -> tuple[list[float], list[float]]:
@@ -79,20 +71,36 @@ def drift(
     return absolute, [value / spread for value in absolute]
 
 
-def drift_rows(rows: Sequence[Row], cells: Sequence[Sequence[Tensor]], features) -> list[dict]:
-    """One dict per row and NFE, for csv."""
-    return [
+def run(args: argparse.Namespace, command: str) -> list[Path]:
+    """Prints the drift; writes drift.csv and fig1.png."""
+    methods = [load_method(text, args.device) for text in args.method]
+    specs = args.row or [f"{m.name}:{s}" for s in ("euler", "s-pndm") for m in methods]
+    rows = parse_rows(specs, methods, args.nfe)
+    features = feature_net(args)
+    noise = shared_noise(methods, max(args.drift_images, args.images), args.seed)
+    cells = [[row.method.draw(noise, nfe, row.sampler) for nfe in row.nfes] for row in rows]
+    shapes = {tuple(images.shape) for line in cells for images in line}
+    if len(shapes) > 1:
+        raise ValueError(f"the rows' images have different shapes: {sorted(shapes)}")
+    numbers = [
         {"method": row.method.name, "sampler": row.sampler, "nfe": nfe,
          "finest_nfe": row.nfes[-1], "drift": absolute, "relative_drift": relative,
-         "images": len(images[0])}
+         "images": len(noise)}
         for row, images in zip(rows, cells, strict=True)
         for nfe, absolute, relative in zip(row.nfes, *drift(images, features), strict=True)
     ]  # fmt: skip
+    print(f"{'method':20}{'sampler':12}{'NFE':>5}{'drift':>10}{'relative':>10}")
+    for n in numbers:
+        print("{method:20}{sampler:12}{nfe:5}{drift:10.3f}{relative_drift:10.3f}".format(**n))
+    return [
+        style.write_csv(args.out / "drift.csv", numbers),
+        draw(rows, cells, numbers, args.out / "fig1.png", command, args.images),
+    ]
 
 
 def draw(
     rows: Sequence[Row], cells: Sequence[Sequence[Tensor]], numbers: Sequence[dict], path: Path,
-    command: str, images: int = 2,
+    command: str, images: int,
 ) -> Path:  # fmt: skip
     """The picture: a strip of NFEs per row and noise, drift beside it."""
     columns = len(rows[0].nfes)
@@ -103,21 +111,20 @@ def draw(
     left, right = fig.subfigures(1, 2, width_ratios=[strip + 0.8, 3.8])
     strips = [[torch.stack([x[i] for x in line]) for i in range(images)] for line in cells]
     centres = np.arange(columns) * (width + 1) + (width - 1) / 2
+    ax = right.subplots()
     for r, (row, line) in enumerate(zip(rows, style.grid(left, strips, columns), strict=True)):
-        line[0].set_ylabel(row.label, fontsize=8, color=style.method_colour(row.method.name, r))
+        colour = style.method_colour(row.method.name, r)
+        line[0].set_ylabel(row.label, fontsize=8, color=colour)
         if r == 0 or row.nfes != rows[r - 1].nfes:
-            for ax in line:
-                ax.xaxis.tick_top()
-                ax.set_xticks(centres, [str(nfe) for nfe in row.nfes])
-                ax.tick_params(length=0, pad=1, labelsize=8)
+            for strip_ax in line:
+                strip_ax.xaxis.tick_top()
+                strip_ax.set_xticks(centres, [str(nfe) for nfe in row.nfes])
+                strip_ax.tick_params(length=0, pad=1, labelsize=8)
         if r == 0:
             line[0].set_title("NFE", loc="left", fontsize=8)
-    ax = right.subplots()
-    for r, row in enumerate(rows):
-        line = numbers[r * columns : (r + 1) * columns - 1]  # the finest is 0 by definition
+        shown = numbers[r * columns : (r + 1) * columns - 1]  # the finest is 0 by definition
         ax.plot(
-            [n["nfe"] for n in line], [n["relative_drift"] for n in line],
-            color=style.method_colour(row.method.name, r),
+            row.nfes[:-1], [n["relative_drift"] for n in shown], color=colour,
             ls=style.SAMPLER_LINES.get(row.sampler, "-"), marker=style.MARKERS[r % 7],
             label=row.label.replace("\n", " "),
         )  # fmt: skip

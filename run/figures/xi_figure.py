@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import csv
-import sys
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 
 import numpy as np
-
-from ogdm_core.flags import Parser
 
 from . import style
 from .xi import Array, Problem, initial_slope, runs, total_variation
@@ -68,17 +64,6 @@ def lemma_rows(mu: float, vs: Sequence[float]) -> list[dict]:
     return rows
 
 
-def write_csv(path: Path, rows: list[dict]) -> Path:
-    """Rows of one kind as csv, floats with 10 digits."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")
-        writer.writeheader()
-        for row in rows:
-            writer.writerow({k: f"{v:.10g}" if isinstance(v, float) else v for k, v in row.items()})
-    return path
-
-
 def where_not_interior(mu: float) -> list[tuple[float, list[tuple[float, float]]]]:
     """For v = 0, 0.1, ..., 4: the runs of beta (in steps of 0.05) whose xi is 0 or 1."""
     betas = np.arange(1, 20) / 20
@@ -132,24 +117,19 @@ def draw(mu: float, v: float, beta: float, rows: list[dict], path: Path, command
     return style.save(fig, path, command)
 
 
-def report(mu: float, problem: Problem, rows: list[dict], lemma: list[dict]) -> None:
+def report(problem: Problem, lemma: list[dict]) -> None:
     """The findings, in a few lines."""
-    xi = problem.xi
-    at_xi, at_0, at_1 = problem.distance(np.array([xi, 0.0, 1.0]))
-    print(f"mu = {mu:g}, v = {problem.v:g}, beta = {problem.beta:g}: xi = {xi:.5f}")
+    at_xi, at_0, at_1 = problem.distance(np.array([problem.xi, 0.0, 1.0]))
+    print(f"mu = {problem.mu:g}, v = {problem.v:g}, beta = {problem.beta:g}: xi = {problem.xi:.5f}")
     print(f"  squared L2 distance  at xi {at_xi:.5f}   Gaussian {at_0:.5f}   prior {at_1:.5f}")
     for limit, other in (("beta -> 0", "Gaussian"), ("beta -> 1", "prior")):
-        last = (limit, SHRINKING[-1])
-        tv, order = max(
-            (row["total_variation"], row["order"])
-            for row in lemma
-            if (row["limit"], row["distance_to_limit"]) == last
-        )
+        last = [r for r in lemma if (r["limit"], r["distance_to_limit"]) == (limit, SHRINKING[-1])]
+        tv, order = max((row["total_variation"], row["order"]) for row in last)
         print(
             f"Lemma 1, {limit}: total variation to the {other} {tv:.1e} at {SHRINKING[-1]:.0e} from"
             f" the limit (largest over v), falling with its power {order:.2f}"
         )
-    ends = where_not_interior(mu)
+    ends = where_not_interior(problem.mu)
     if not ends:
         print("0 < xi < 1 at every v in 0, 0.1, ..., 4 and beta in 0.05, 0.1, ..., 0.95")
         return
@@ -160,43 +140,19 @@ def report(mu: float, problem: Problem, rows: list[dict], lemma: list[dict]) -> 
     print("  and at -v likewise; everywhere else on that grid it holds")
 
 
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Command line."""
-    p = Parser(prog="run/analysis_xi.sh", description=__doc__)
-    p.add_argument("--mu", type=float, default=2.0, help="the modes sit at +-mu (2)")
-    p.add_argument("--v", type=float, default=0.1, help="v of panels (a) and (c) (0.1)")
-    p.add_argument("--beta", type=float, default=0.4, help="beta of panel (c) (0.4)")
-    p.add_argument("--vs", type=float, nargs="+", default=[0.1, 0.5, 1.0, 1.5, 2.0, 3.0],
-                   help="v of the curves of panel (b) (0.1 0.5 1 1.5 2 3)")  # fmt: skip
-    p.add_argument("--out", type=Path, default=Path("out/xi"), help="folder (out/xi)")
-    args = p.parse_args(arguments)
-    try:
-        for v in (args.v, *args.vs):
-            for beta in (args.beta, BETAS[0], BETAS[-1]):
-                _ = Problem(args.mu, v, beta).u
-    except ValueError as error:
-        p.error(str(error))
-    return args
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Writes fig4.png, xi.csv and lemma1.csv; returns 1 if the error exceeds LIMIT."""
-    arguments = sys.argv[1:] if arguments is None else arguments
-    args = parse(arguments)
-    command = style.command_line("run/analysis_xi.sh", arguments)
-    rows = xi_rows(args.mu, args.vs, BETAS)
-    lemma = lemma_rows(args.mu, args.vs)
-    report(args.mu, Problem(args.mu, args.v, args.beta), rows, lemma)
+def run(args: argparse.Namespace, command: str) -> list[Path]:
+    """xi.csv, lemma1.csv and fig4.png; raises ValueError if the quadrature's error is too large."""
+    for v, beta in product((args.v, *args.vs), (args.beta, BETAS[0], BETAS[-1])):
+        _ = Problem(args.mu, v, beta).u  # refuses what cannot be computed
+    rows, lemma = xi_rows(args.mu, args.vs, BETAS), lemma_rows(args.mu, args.vs)
+    report(Problem(args.mu, args.v, args.beta), lemma)
     errors = [max(row[name] for row in rows) for name in ("error_l2_squared", "error_xi")]
     print(f"largest change at half the step: squared L2 {errors[0]:.1e}, xi {errors[1]:.1e}")
-    print(write_csv(args.out / "xi.csv", rows))
-    print(write_csv(args.out / "lemma1.csv", lemma))
-    print(draw(args.mu, args.v, args.beta, rows, args.out / "fig4.png", command))
+    written = [
+        style.write_csv(args.out / "xi.csv", rows),
+        style.write_csv(args.out / "lemma1.csv", lemma),
+        draw(args.mu, args.v, args.beta, rows, args.out / "fig4.png", command),
+    ]
     if max(errors) > LIMIT:
-        print(f"error: the quadrature's error exceeds {LIMIT:.0e}", file=sys.stderr)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        raise ValueError(f"the quadrature's error exceeds {LIMIT:.0e}; see {written[0]}")
+    return written

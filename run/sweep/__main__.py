@@ -13,6 +13,7 @@ import argparse
 import itertools
 import os
 import re
+import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,7 +126,6 @@ def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     args, arms = parse(argv)
     from ogdm_core.trainer.train import check_model
-    from run.figures.style import command_line
     from run.quickstart.__main__ import classifier_path, ensure_classifier
     from run.quickstart.score import cells
     from run.tables.__main__ import SLURM, workflow
@@ -152,7 +152,8 @@ def main(argv: list[str] | None = None) -> int:
     resources |= {"gpu": args.gpus} if args.gpus else {}
     where = ["--profile", str(SLURM)] if args.slurm else ["--cores", str(args.jobs)]
     status = workflow(jobs, args.out, "sweep", lambda job: resources, [*where, *args.native])
-    results = report.collect(args, zip(arms, jobs, strict=True), command_line("run/sweep.sh", argv))
+    command = shlex.join(["run/sweep.sh", *argv])
+    results = report.collect(args, zip(arms, jobs, strict=True), command)
     if not results["rows"]:
         print("error: no control has been scored yet; nothing to compare with", file=sys.stderr)
         return status or 1
