@@ -39,7 +39,7 @@ class OGDMConfig:
     adversarial: str    = _setting("nonsaturating", "adversarial form: the paper's, or the hinge loss", choices=("nonsaturating", "hinge"))
     r1: float           = _setting(0.01, "weight of R1, the squared gradient norm of D at real data", low=0.0)
     r1_every: int       = _setting(16, "steps between R1 penalties; the weight is multiplied by it", low=1)
-    d_kind: str         = _setting("paper", "D's architecture: the paper's, or a light one", choices=("paper", "light"))
+    d_kind: str         = _setting("paper", "D's architecture: the paper's, a light one, or (diffusers only) by the denoiser's cost", choices=("paper", "light", "auto"))
     d_width: float      = _setting(1.0, "width of D; 1 is its full size", above=0.0)
     d_lr: float         = _setting(1e-3, "learning rate of D", above=0.0)
     d_betas: tuple[float, float] = _setting((0.9, 0.999), "Adam's betas for D, as B1,B2", low=0.0, high=1.0)
@@ -62,22 +62,28 @@ class OGDMConfig:
     def from_mapping(cls, mapping: Mapping[str, Any], backbone: str = "") -> OGDMConfig:
         """From bare field names: a dict, keyword arguments, an OmegaConf node.
 
-        The key `recipe` names the defaults; `backbone` is the one that they are for.
+        The key `recipe` names the defaults; `backbone` is the one that they are for. Without it
+        they are "ours", or "small" in the trainer for diffusers models.
         """
         names = [f.name for f in fields(cls)]
         unknown = sorted(set(mapping) - {*names, "recipe"})
         if unknown:
             raise ValueError(f"unknown OGDM setting {unknown[0]!r}; known are {', '.join(names)}")
         given = {name: mapping[name] for name in mapping if name != "recipe"}
-        return cls(**recipe(mapping.get("recipe", "ours"), backbone) | given)
+        name = mapping.get("recipe") or ("small" if backbone == "diffusers" else "ours")
+        return cls(**recipe(name, backbone) | given)
 
 
-# Defaults by name. "ours": the dataclass as it stands. "release": what the authors' released code
-# sets where the paper is silent; no LDM code was released, ADM's settings stand in (docs/choices.md).
+# Defaults by name, for all backbones ("") or one of them.
+# ours      the dataclass as it stands: the paper's k and gamma
+# release   what the authors' released code sets where the paper is silent; no LDM code was
+#           released, ADM's settings stand in (docs/choices.md)
+# small     small images and short fine-tunes (docs/advice.md)
 RELEASE = {"adversarial": "hinge", "r1": 0.25, "r1_every": 1, "d_lr": 1e-4, "d_mapping_lr": 0.01}
-RECIPES = {
-    "ours": {},
+RECIPES: dict[str, dict[str, dict[str, Any]]] = {
+    "ours": {"": {}},
     "release": {"": RELEASE, "edm": RELEASE | {"r1": 1.0, "d_lr": 1e-3, "augment_labels": "drop"}},
+    "small": {"": {"k": 0.4, "gamma": 0.1, "t_max": 0.7, "d_kind": "light", "fused": True}},
 }
 
 
@@ -85,7 +91,8 @@ def recipe(name: str, backbone: str = "") -> dict[str, Any]:
     """The defaults that a recipe changes, for a backbone (adm, edm, ldm, diffusers)."""
     if name not in RECIPES:
         raise ValueError(f"unknown recipe {name!r}; use one of {', '.join(RECIPES)}")
-    return dict(RECIPES[name].get(backbone) or RECIPES[name].get("") or {})
+    by_cost = {"d_kind": "auto"} if backbone == "diffusers" else {}
+    return RECIPES[name].get(backbone, RECIPES[name][""]) | by_cost
 
 
 def allowed(f: Field) -> str:

@@ -21,7 +21,10 @@ from .config import RECIPES, OGDMConfig, check, truth
 
 PREFIX = "ogdm"
 SWITCH_HELP = "train with observation guidance"
-RECIPE_HELP = "defaults of the other settings: ours, or the released code's (default: ours)"
+RECIPE_HELP = (
+    "defaults of the other settings: ours (the paper's k and gamma), the released code's, or those "
+    "for small images and short fine-tunes (default: ours; for diffusers models small)"
+)
 
 
 def from_args(
@@ -43,21 +46,15 @@ def from_args(
     return OGDMConfig.from_mapping(given, backbone)
 
 
-def to_flags(config: OGDMConfig, only_changed: bool = False) -> dict[str, str]:
-    """{"ogdm": "True", "ogdm_k": "0.2", ...}: names without dashes in front, values as text.
-
-    With `only_changed`, settings at their defaults are left out.
-    """
-    flags = {PREFIX: "True"}
-    for f in fields(config):
-        value = getattr(config, f.name)
-        if not (only_changed and value == f.default):
-            flags[_dest(f)] = str(_plain(value))
-    return flags
+def to_flags(config: OGDMConfig) -> dict[str, str]:
+    """{"ogdm": "True", "ogdm_k": "0.2", ...}: names without dashes in front, values as text."""
+    values = {_dest(f): str(_plain(getattr(config, f.name))) for f in fields(config)}
+    return {PREFIX: "True"} | values
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser, backbone: str = "") -> None:
     """Adds `--ogdm` and one flag per setting; dashes and underscores both work."""
+    plain = OGDMConfig.from_mapping({}, backbone)
     group = parser.add_argument_group("observation guidance (OGDM)")
     group.add_argument(
         f"--{PREFIX}", nargs="?", const=True, default=False, type=_argparse(truth),
@@ -70,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         optional: dict[str, Any] = {"nargs": "?", "const": True} if _is_switch(f) else {}
         group.add_argument(
             *_names(f), dest=_dest(f), type=_argparse(_parser(f)),
-            metavar=_metavar(f), help=_help(f), **optional,
+            metavar=_metavar(f), help=_help(f, plain), **optional,
         )  # fmt: skip
 
 
@@ -94,7 +91,7 @@ def click_options(command: Callable) -> Callable:
     for f in reversed(fields(OGDMConfig)):
         command = click.option(
             *_names(f), _dest(f), type=Setting(f),
-            metavar=_metavar(f), help=_help(f), **(switch if _is_switch(f) else {}),
+            metavar=_metavar(f), help=_help(f, OGDMConfig()), **(switch if _is_switch(f) else {}),
         )(command)  # fmt: skip
     recipe = [f"--{PREFIX}-recipe", f"--{PREFIX}_recipe", f"{PREFIX}_recipe"]
     command = click.option(*recipe, type=click.Choice(tuple(RECIPES)), help=RECIPE_HELP)(command)
@@ -149,8 +146,8 @@ def _plain(value: Any) -> Any:
     return ",".join(map(str, value)) if isinstance(value, tuple) else value
 
 
-def _help(f: Field) -> str:
-    return f"{f.metadata['help']} (default: {_plain(f.default)})"
+def _help(f: Field, plain: OGDMConfig) -> str:
+    return f"{f.metadata['help']} (default: {_plain(getattr(plain, f.name))})"
 
 
 def _metavar(f: Field) -> str:

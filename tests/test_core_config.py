@@ -42,7 +42,7 @@ BAD = [
     ("r1", -1e-9, ">= 0"),
     ("r1_every", 0, "whole number >= 1"),
     ("r1_every", 2.5, "whole number >= 1"),
-    ("d_kind", "heavy", "paper or light"),
+    ("d_kind", "heavy", "paper or light or auto"),
     ("d_width", 0.0, "> 0"),
     ("d_lr", 0.0, "> 0"),
     ("d_betas", (0.9,), r"two numbers B1,B2 in \[0, 1\)"),
@@ -191,11 +191,10 @@ def test_parsed_flags_may_be_a_dict_with_other_flags_in_it():
 @pytest.mark.parametrize("name", NAMES)
 def test_flags_written_out_are_read_back(parser, name):
     config = OGDMConfig(**{name: OTHER[name][1]})
-    for only_changed, count in ((False, len(NAMES)), (True, 1)):
-        written = flags.to_flags(config, only_changed)
-        assert len(written) == 1 + count and written["ogdm"] == "True"
-        argv = [word for item in written.items() for word in (f"--{item[0]}", item[1])]
-        assert flags.from_args(parser.parse_args(argv)) == config
+    written = flags.to_flags(config)
+    assert list(written) == ["ogdm", *(f"ogdm_{name}" for name in NAMES)]
+    argv = [word for item in written.items() for word in (f"--{item[0]}", item[1])]
+    assert flags.from_args(parser.parse_args(argv), "diffusers") == config
 
 
 # ---------------------------------------------------------------- click (EDM's style)
@@ -281,8 +280,20 @@ def test_the_release_recipe_sets_defaults_and_every_flag_wins(
     )
 
 
+def test_the_trainer_for_diffusers_models_has_defaults_of_its_own(parser):
+    small = OGDMConfig.from_mapping({"recipe": "small"})
+    assert small != DEFAULT and small.d_kind == "light"
+    plain = flags.from_args(parser.parse_args(["--ogdm"]), "diffusers")
+    assert plain == replace(small, d_kind="auto")
+    ours = flags.from_args(parser.parse_args(["--ogdm", "--ogdm-recipe", "ours"]), "diffusers")
+    assert ours == replace(DEFAULT, d_kind="auto")
+    shown = argparse.ArgumentParser()
+    flags.add_arguments(shown, "diffusers")
+    assert f"T))) (default: {small.k})" in " ".join(shown.format_help().split())
+
+
 def test_an_unknown_recipe_is_refused_with_the_known_ones():
-    with pytest.raises(ValueError, match="unknown recipe 'theirs'; use one of ours, release"):
+    with pytest.raises(ValueError, match="unknown recipe 'theirs'; .* ours, release, small"):
         OGDMConfig.from_mapping({"recipe": "theirs"})
 
 

@@ -115,7 +115,7 @@ def test_annealing_lets_both_rates_fall_and_fixes_the_length(tmp_path, capsys):
 
 def test_a_run_is_not_continued_with_other_settings(trained, capsys):
     for flags, words in [
-        (["--ema", "0.5"], "was made with other settings (ema: 0.999 there, 0.5 here); repeat"),
+        (["--ema", "0.5"], "was made with other settings (ema: None there, 0.5 here); repeat"),
         (["--channels", "16,8"], "was made with other settings (unet: ['8,8'"),
         (["--ogdm-d-width", "0.5", "--batch-size", "3"], "ogdm_d_width: "),
         (["--ogdm", "false"], "was made with other settings (ogdm: True there, False here)"),

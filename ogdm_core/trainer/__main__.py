@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 from ..flags import Parser, add_arguments, number
+from .images import ImageError
 from .train import Trainer
 
 
@@ -40,13 +41,16 @@ def parser() -> argparse.ArgumentParser:
     add("--accumulate", type=count, default=1, help="microbatches per step (default: 1)")
     add("--lr", type=rate, default=1e-4, help="learning rate (default: 1e-4)")
     add("--anneal", action="store_true", help="lower both learning rates linearly to 0")
-    add("--ema", type=share, default=0.999, help="decay of the weights' average (default: 0.999)")
+    add("--ema", type=share, help="decay of the weights' average (default: over the last tenth of "
+        "the run so far, at most 0.999)")  # fmt: skip
     add("--flip", action="store_true", help="mirror images at random")
     add("--mixed-precision", choices=("no", "fp16", "bf16"), default="no")
     add("--seed", type=seed, default=0, help="seed of data order and noise (default: 0)")
     add("--save-every", type=count, default=500, help="steps between checkpoints (default: 500)")
     add("--log-every", type=count, default=50, help="steps between log.jsonl's lines (default: 50)")
-    add_arguments(p)
+    add("--tensorboard", action="store_true", help="losses, D's accuracy and, at each checkpoint, "
+        "samples, in OUTPUT/tensorboard")  # fmt: skip
+    add_arguments(p, "diffusers")
     return p
 
 
@@ -56,10 +60,14 @@ def main(argv: list[str] | None = None) -> int:
     args = p.parse_args(argv)
     try:
         trainer = Trainer(args)
-        finished = trainer.train()
     except ModuleNotFoundError as error:
-        p.error(f"{error}; pip install 'ogdm[diffusers]' brings the trainer's packages")
+        extra = "ldm" if error.name == "tensorboard" else "diffusers"
+        p.error(f"{error}; pip install 'ogdm[{extra}]' brings the trainer's packages")
     except (ValueError, OSError, ImportError) as error:
+        p.error(str(error))
+    try:
+        finished = trainer.train()
+    except (ImageError, OSError) as error:  # a bad image, a full disk; any other is a bug
         p.error(str(error))
     if not finished:
         trainer.accelerator.print(

@@ -26,6 +26,10 @@ SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".webp")
 UNREADABLE = (zipfile.BadZipFile, zlib.error, EOFError, OSError)  # what a damaged archive raises
 
 
+class ImageError(ValueError):
+    """A file that is no image, or not like the others."""
+
+
 class Images:
     """A set of images, held or mapped as an array.
 
@@ -112,7 +116,7 @@ class Folder(Images):
         found = list(self._pool.map(self._decode, files))
         for path, p in zip(files, found, strict=True):
             if p.shape != self.shape:
-                raise ValueError(
+                raise ImageError(
                     f"{path} is {_kind(p.shape)}, but {self.files[0].name} is {_kind(self.shape)}: "
                     "all images of a folder must be alike"
                 )
@@ -139,7 +143,7 @@ def to_uint8(x: Tensor) -> Tensor:
 
 
 def open_image(file: Path | IO[bytes], name: object) -> Image.Image:
-    """A picture of 8 bits per channel, decoded; raises ValueError with its `name` otherwise."""
+    """A picture of 8 bits per channel, decoded; raises ImageError with its `name` otherwise."""
     from PIL import Image
 
     try:
@@ -147,9 +151,9 @@ def open_image(file: Path | IO[bytes], name: object) -> Image.Image:
         mode = image.mode
         image.load()
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise ValueError(f"{name} cannot be read as an image ({error}); remove it") from error
+        raise ImageError(f"{name} cannot be read as an image ({error}); remove it") from error
     if mode.startswith(("I", "F")):  # 16 or 32 bits: converting them clips, to white for the most
-        raise ValueError(f"{name} has mode {mode}; save it as 8-bit RGB or grey")
+        raise ImageError(f"{name} has mode {mode}; save it as 8-bit RGB or grey")
     return image
 
 

@@ -12,7 +12,6 @@ import os
 import shlex
 import signal
 import sys
-import time
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -25,10 +24,15 @@ from ..config import OGDMConfig
 from ..files import check_writable, whole, write_json, write_text
 from ..flags import from_args
 from ..observer import Observer
-from ..splice.diffusers import schedule_of, training_loss
+from ..progress import Progress
+from ..random import generator_of
+from ..samplers import sample
+from ..splice.diffusers import make_eps_fn, schedule_of, training_loss
 from . import images as data_sets
+from .cost import choose_d
 
 CHECKPOINT = "checkpoint.pt"
+EMA = 0.999
 # Settings that may be changed on purpose when a run is continued.
 FREE = {"lr", "seed", *(f"ogdm_{f.name}" for f in fields(OGDMConfig))} - {
     "ogdm_d_kind", "ogdm_d_width", "ogdm_d_mapping_lr",
@@ -77,7 +81,10 @@ def load_model(path: str) -> tuple[Any, Any]:
 
 
 class Trainer:
-    """One run: its model, its observer, its folder, which is not made if settings are bad."""
+    """One run: its model, its observer, its folder, which is not made if settings are bad.
+
+    A run whose folder holds a checkpoint is continued from there.
+    """
 
     def __init__(self, args: argparse.Namespace):
         self.args = args
@@ -120,20 +127,29 @@ class Trainer:
         device = self.accelerator.device
         self.unet.to(device).train()
         self.ema = EMAModel(
-            self.unet.parameters(), decay=args.ema,
-            min_decay=args.ema if args.model else 0.0,  # a good start needs no warm-up
+            self.unet.parameters(), decay=EMA if args.ema is None else args.ema,
+            min_decay=args.ema or 0.0 if args.model else 0.0,  # 0: the average grows with the run
             model_cls=type(self.unet), model_config=self.unet.config, foreach=True,
         )  # fmt: skip
         self.optimizer = torch.optim.Adam(self.unet.parameters(), lr=args.lr, foreach=True)
         self.ddp, self.optimizer = self.accelerator.prepare(self.unet, self.optimizer)
-        shape = (self.images.channels, self.images.size, self.classes)
-        self.observer = (
-            Observer(self.config, self.schedule, *shape, device) if self.config else None
-        )
+        self.observer = None
+        if self.config:
+            if self.config.d_kind == "auto":
+                self.config, words = choose_d(self.config, self.unet, self.classes)
+                self.accelerator.print(words)
+            shape = (self.images.channels, self.images.size, self.classes)
+            self.observer = Observer(self.config, self.schedule, *shape, device)
         self.step = 0
         self.history: list[dict[str, float]] = []
         self.interrupted = False
         check_writable(args.output / CHECKPOINT)
+        self._resume()
+        self.board: Any = None
+        if args.tensorboard and self.accelerator.is_main_process:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self.board = SummaryWriter(args.output / "tensorboard", purge_step=self.step + 1)
 
     def _check_flags(self) -> list[int]:
         """Raises for what the flags alone can get wrong; returns the U-Net's widths."""
@@ -156,23 +172,36 @@ class Trainer:
 
     def train(self) -> bool:
         """Trains to the end; False if stopped before. Saves either way."""
-        self._resume()
-        n, images = self.accelerator.num_processes, self.args.batch_size * self.args.accumulate
+        a, main = self.args, self.accelerator.is_main_process
+        n, images = self.accelerator.num_processes, a.batch_size * a.accumulate
         self.accelerator.print(f"{n} process{'es' * (n > 1)}, {n * images} images per step")
         previous = {s: signal.signal(s, self._interrupt) for s in (signal.SIGINT, signal.SIGTERM)}
+        total, since = torch.zeros((), device=self.accelerator.device), self.step
         try:
-            with Progress(self) as progress:
-                while self.step < self.args.steps and not self._stop_together():
-                    transition = self._one_step()
-                    if progress.update(transition):
+            with Progress("step", a.steps, self.step, sys.stdout, quiet=not main) as progress:
+                while self.step < a.steps and not self._stop_together():
+                    total += self._one_step()
+                    logged = self.step % a.log_every == 0 or self.step == a.steps
+                    note = self._log(float(total) / (self.step - since)) if logged else None
+                    progress.update(self.step, note, show=logged)
+                    if logged:
+                        total, since = total.zero_(), self.step
                         self._stop_if_not_finite()
-                    if self.step % self.args.save_every == 0:
+                    if self.step % a.save_every == 0:
                         self.save()
         finally:
             for s, handler in previous.items():
                 signal.signal(s, handler)
         self.save()
-        return self.step >= self.args.steps
+        return self.step >= a.steps
+
+    def _log(self, transition: float) -> str:
+        """Adds the means since the last call to the history; returns them in words."""
+        means = {"transition": transition} | (self.observer.stats() if self.observer else {})
+        self.history.append({"step": self.step, **means})
+        for name, value in means.items() if self.board else ():
+            self.board.add_scalar(name, value, self.step)
+        return "  ".join(f"{name} {v:.3f}" for name, v in means.items() if name != "skipped")
 
     def _one_step(self) -> Tensor:
         """One optimiser step; returns L_transition. Its randomness is set by (seed, step, rank)."""
@@ -239,6 +268,8 @@ class Trainer:
         self.ema.copy_to(self.unet.parameters())
         pipeline: Any = DDPMPipeline(unet=self.unet, scheduler=self.scheduler)
         pipeline.save_pretrained(out)
+        if self.board:
+            self.board.add_images("samples, Euler 10", self._samples(), self.step)
         self.ema.restore(self.unet.parameters())
         command = [Path(sys.executable).name, "-m", "ogdm_core.trainer", *sys.argv[1:]]
         write_json(out / "training.json", {
@@ -246,6 +277,16 @@ class Trainer:
             "ogdm": self.config.to_dict() if self.config else None,
         })  # fmt: skip
         write_text(out / "log.jsonl", "".join(json.dumps(line) + "\n" for line in self.history))
+
+    def _samples(self) -> Tensor:
+        """16 images [16, C, H, W] in [0, 1] of the network as it is, from the same noise always."""
+        device, shape = self.accelerator.device, (16, self.images.channels, *[self.images.size] * 2)
+        noise = torch.randn(shape, generator=generator_of(self.args.seed, "samples")).to(device)
+        label = torch.arange(16, device=device) % self.classes if self.classes else None
+        eps_fn = make_eps_fn(self.unet.eval(), self.schedule, self.kind, label)
+        x = sample(eps_fn, self.schedule.prior(noise), self.schedule, sampler="euler", nfe=10)
+        self.unet.train()
+        return x.clamp(-1, 1) / 2 + 0.5
 
     def _stop_if_not_finite(self) -> None:
         path = self.args.output / CHECKPOINT
@@ -309,54 +350,3 @@ def _flat(run: dict[str, Any]) -> dict[str, Any]:
     """A run's settings with those of OGDM among them."""
     ogdm = run["ogdm"] or {}
     return run | {"ogdm": bool(ogdm)} | {f"ogdm_{name}": value for name, value in ogdm.items()}
-
-
-class Progress:
-    """A progress bar with losses, D's accuracy and speed; plain lines without a terminal."""
-
-    def __init__(self, trainer: Trainer):
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-        from rich.progress import Progress as Bar
-
-        self.trainer = trainer
-        self.console = Console(quiet=not trainer.accelerator.is_main_process)
-        self.bar = Bar(
-            TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(),
-            TimeRemainingColumn(), TextColumn("{task.fields[note]}"),
-            console=self.console, disable=not self.console.is_terminal,
-        )  # fmt: skip
-        name = "OGDM" if trainer.config else "plain"
-        self.task = self.bar.add_task(
-            name, total=trainer.args.steps, completed=trainer.step, note=""
-        )
-        self._begin()
-
-    def _begin(self) -> None:
-        self.total, self.count, self.start = torch.zeros(()), 0, time.perf_counter()
-
-    def __enter__(self) -> Progress:
-        self.bar.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.bar.stop()
-
-    def update(self, transition: Tensor) -> bool:
-        """Counts one step; reads the losses back every `log_every` steps, and then returns True."""
-        t = self.trainer
-        self.total, self.count = self.total + transition, self.count + 1
-        logged = t.step % t.args.log_every == 0 or t.step == t.args.steps
-        if logged:
-            speed = self.count / (time.perf_counter() - self.start)
-            line = {"step": t.step, "transition": float(self.total) / self.count}
-            line |= t.observer.stats() if t.observer else {}
-            t.history.append(line)
-            shown = [f"{k} {v:.3f}" for k, v in line.items() if k not in ("step", "skipped")]
-            note = "  ".join([*shown, f"{speed:.1f} step/s"])
-            self.bar.update(self.task, note=note)
-            if not self.console.is_terminal:
-                self.console.print(f"step {t.step}/{t.args.steps}  {note}", soft_wrap=True)
-            self._begin()
-        self.bar.update(self.task, completed=t.step)
-        return logged

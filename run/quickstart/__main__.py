@@ -83,7 +83,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, OGDMConfig]:
         help="images per sampler and NFE, 100 or more (default: by data set)")  # fmt: skip
     add("--from-scratch", action="store_true", help="train the baseline anew, do not use ours")
     add("--jobs", type=count, help="fine-tunes side by side (default: one per core, at most 2)")
-    flags.add_arguments(p)
+    flags.add_arguments(p, "diffusers")
     p.set_defaults(**OGDM)
     args = p.parse_args(argv)
     job = JOBS[args.data]
@@ -263,7 +263,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def work(argv: list[str], args: argparse.Namespace, config: OGDMConfig, lock: int) -> None:
     """Trains and scores what is not there yet, prints the table and writes the report."""
-    given = flags.to_flags(config, only_changed=True)
+    given = flags.to_flags(config)
     ogdm = [w for name, value in given.items() for w in (f"--{name.replace('_', '-')}", value)]
     start, runner = time.time(), Runner(lock)
     pairs = [(method, seed) for seed in args.seeds for method in ("ogdm", "control")]

@@ -63,7 +63,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[Arm]]:
     add("--gpus", type=flags.number(int, 0, 2), default=0, help="GPUs that each job asks Slurm for")
     add("--out", type=Path, default=Path("out/sweep"), help="folder to write (default: out/sweep)")
     add("--dry-run", action="store_true", help="print every command, run nothing")
-    flags.add_arguments(p)
+    flags.add_arguments(p, "diffusers")
     p.set_defaults(**OGDM)
     args = p.parse_args(argv[:cut])
     args.native, args.out = argv[cut + 1 :], args.out.absolute()
@@ -99,7 +99,7 @@ def score_job(args: argparse.Namespace, arm: Arm, classifier: Path) -> Any:
         str(Path(name).absolute()) if Path(name).exists() and name not in JOBS else name
         for name in (args.data, args.model)
     )
-    changed = flags.to_flags(arm.config, only_changed=True) if arm.config else {}
+    changed = flags.to_flags(arm.config) if arm.config else {}
     ogdm = [w for n, value in changed.items() for w in (f"--{n.replace('_', '-')}", value)]
     train_words = ["--data", data, "--model", model, "--steps", args.steps, "--seed", arm.seed,
                    *FINETUNE.split(), *ogdm]  # fmt: skip

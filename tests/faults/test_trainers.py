@@ -365,7 +365,7 @@ def test_diffusers_names_what_was_changed_on_purpose(tmp_path, capsys):
     trainer.main([*out, "--steps", "1"])
     trainer.main([*out, "--steps", "2", "--lr", "0.5", "--ogdm-k", "0.3", "--seed", "7"])
     said = capsys.readouterr().out
-    for words in ("lr: 0.0001 there, 0.5 here", "ogdm_k: 0.2 there, 0.3 here", "seed: 0 there"):
+    for words in ("lr: 0.0001 there, 0.5 here", "ogdm_k: 0.4 there, 0.3 here", "seed: 0 there"):
         assert words in said
 
 

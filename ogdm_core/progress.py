@@ -1,0 +1,58 @@
+"""How far a long loop is, and the time left: on a terminal, in a log, in a pipe."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TextIO
+
+
+class Progress:
+    """Lines such as `step 20/100  loss 0.1  3.2/s, 25 s left`.
+
+    On a terminal one line is written over again; elsewhere there is a line per `every` seconds, and
+    whenever the caller asks for one. A context manager, whose end finishes the line.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        total: int,
+        done: int = 0,
+        file: TextIO | None = None,
+        every: float = 10.0,
+        quiet: bool = False,
+    ):
+        self.name, self.total, self.first, self.every = name, total, done, every
+        self.file, self.quiet, self.note = file or sys.stderr, quiet, ""
+        self.terminal = self.file.isatty()
+        self.start = self.last = time.monotonic()
+
+    def update(self, done: int, note: str | None = None, show: bool = False) -> None:
+        """`done` of the total; a note stays until the next one."""
+        self.note = self.note if note is None else note
+        now = time.monotonic()
+        wait = 0.1 if self.terminal else self.every
+        if self.quiet or not (show or done == self.total or now - self.last >= wait):
+            return
+        self.last = now
+        speed = (done - self.first) / max(now - self.start, 1e-9)
+        left = f"{speed:.3g}/s, {duration((self.total - done) / speed)} left" if speed else ""
+        words = [f"{self.name} {done}/{self.total}", self.note, left if done < self.total else ""]
+        line = "  ".join(word for word in words if word)
+        self.file.write(f"\r\x1b[K{line}" if self.terminal else f"{line}\n")
+        self.file.flush()
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self.terminal and not self.quiet:
+            self.file.write("\n")
+
+
+def duration(seconds: float) -> str:
+    """In the unit that suits: 40 s, 5 min, 2.5 h."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
