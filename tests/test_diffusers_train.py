@@ -20,6 +20,7 @@ from diffusers import (  # noqa: E402
     PNDMScheduler,
     UNet2DModel,
 )
+from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 from ogdm_core import Observer, OGDMConfig, sample  # noqa: E402
 from ogdm_core.splice.diffusers import (  # noqa: E402
@@ -29,9 +30,10 @@ from ogdm_core.splice.diffusers import (  # noqa: E402
     to_eps,
     training_loss,
 )
+from ogdm_core.trainer import cost, train  # noqa: E402
 from ogdm_core.trainer import images as data_sets  # noqa: E402
-from ogdm_core.trainer import train  # noqa: E402
 from ogdm_core.trainer.__main__ import main  # noqa: E402
+from ogdm_core.trainer.cost import choose_d  # noqa: E402
 
 TINY = ["--channels", "8,8", "--batch-size", "8", "--log-every", "1"]
 OGDM = ["--ogdm", "--ogdm-k", "0.3", "--ogdm-gamma", "0.5", "--ogdm-d-width", "0.02"]
@@ -101,6 +103,75 @@ def test_ctrl_c_saves_and_the_same_command_continues(tmp_path):
     assert state["step"] >= 3
     assert not list((tmp_path / "run").glob("*.part"))
     run(tmp_path / "run", *OGDM, steps=state["step"] + 1)
+
+
+@pytest.mark.parametrize(
+    ("channels", "chosen"), [([8, 8], ("light", 0.5)), ([24, 32], ("light", 1.0)),
+                             ([96, 128], ("paper", 0.25))],
+)  # fmt: skip
+def test_auto_takes_the_largest_d_that_costs_no_more_than_the_denoiser(channels, chosen):
+    unet = train.build_unet(data_sets.digits(), channels, 1, 0)
+    before = torch.get_rng_state()
+    config, words = choose_d(OGDMConfig(d_kind="auto", fused=True), unet, 0)
+    assert (config.d_kind, config.d_width) == chosen
+    assert f"D: {chosen[0]}, width {chosen[1]:g}; its passes cost 0." in words
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_ds_cost_is_what_its_passes_take(fused):
+    config, schedule = OGDMConfig(d_kind="light", fused=fused, r1=0), schedule_of(DDPMScheduler())
+    observer, x = Observer(config, schedule, 1, 8), torch.randn(4, 1, 8, 8)
+    with FlopCounterMode(display=False) as counter:
+        t, eps_t = torch.tensor([5, 100, 500, 1000]), x.clone().requires_grad_()
+        observer.observe(x_0=x, eps=x, x_t=x, t=t, eps_t=eps_t).sum().backward()
+        observer.step(1.0)
+    expected = 4 * cost.observation_cost(config, 1, 8, 0)
+    assert counter.get_total_flops() == pytest.approx(expected, rel=0.05)
+
+
+def test_plain_ogdm_records_the_d_that_was_chosen_and_writes_to_tensorboard(tmp_path, capsys):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for steps in (1, 2):
+        folder = run(tmp_path / "run", "--ogdm", "--tensorboard", steps=steps)
+    said = capsys.readouterr().out
+    assert said.count("D: light, width 0.5; its passes cost") == 2 and "continuing" in said
+    assert json.loads((folder / "training.json").read_text())["ogdm"]["d_kind"] == "light"
+    state = torch.load(folder / train.CHECKPOINT, weights_only=True)
+    assert state["observer"]["shape"]["d_width"] == state["run"]["ogdm"]["d_width"] == 0.5
+    seen = EventAccumulator(str(folder / "tensorboard")).Reload()
+    assert {"transition", "emission", "d_real_acc"} <= set(seen.Tags()["scalars"])
+    assert [e.step for e in seen.Scalars("d_real_acc")] == [1, 2]
+    assert any("samples" in tag for tag in seen.Tags()["images"])
+
+
+def test_a_bug_in_mid_training_shows_its_traceback_and_a_bad_image_one_line(
+    tmp_path, capsys, monkeypatch
+):
+    def fails(with_what):
+        monkeypatch.setattr(
+            train.Trainer, "_one_step", lambda self: (_ for _ in ()).throw(with_what)
+        )
+        main([*TINY, "--output", str(tmp_path / "out")])
+
+    with pytest.raises(ValueError, match="a bug"):
+        fails(ValueError("a bug"))
+    with pytest.raises(SystemExit) as end:
+        fails(data_sets.ImageError("a.png cannot be read as an image"))
+    assert end.value.code == 2 and "error: a.png cannot be read" in capsys.readouterr().err
+
+
+def test_a_short_run_is_averaged_over_its_own_end(tmp_path):
+    """After 300 steps at a fixed 0.999, three quarters of the average would be the start."""
+    start = run(tmp_path / "start", steps=1)
+    far = {}
+    for name, flags in {"default": [], "fixed": ["--ema", "0.999"]}.items():
+        folder = run(tmp_path / name, "--model", str(start), "--lr", "0.01", *flags, steps=4)
+        trained = torch.load(folder / train.CHECKPOINT, weights_only=True)["unet"]
+        averaged = weights(folder)
+        far[name] = sum((averaged[n] - trained[n]).square().sum() for n in trained)
+    assert far["default"] < far["fixed"] / 2
 
 
 def test_annealing_lets_both_rates_fall_and_fixes_the_length(tmp_path, capsys):

@@ -30,10 +30,10 @@ def choose_d(config: OGDMConfig, unet: Any, classes: int) -> tuple[OGDMConfig, s
     The widths are multiples of d_width. Where no D is cheap enough, the last one is taken.
     """
     shape = (unet.config.in_channels, unet.config.sample_size)
-    step = _denoiser_cost(unet, classes)
+    step = denoiser_cost(unet, classes)
     for kind, width in CANDIDATES:
         chosen = replace(config, d_kind=kind, d_width=width * config.d_width)
-        cost = _observation_cost(chosen, *shape, classes)
+        cost = observation_cost(chosen, *shape, classes)
         if cost <= step:
             break
     return chosen, (
@@ -42,7 +42,7 @@ def choose_d(config: OGDMConfig, unet: Any, classes: int) -> tuple[OGDMConfig, s
     )
 
 
-def _denoiser_cost(unet: Any, classes: int) -> int:
+def denoiser_cost(unet: Any, classes: int) -> int:
     """Forward and backward pass on one image."""
     with torch.device("meta"):
         net = type(unet).from_config(unet.config)
@@ -52,7 +52,7 @@ def _denoiser_cost(unet: Any, classes: int) -> int:
         return _flops(lambda: net(x, t, class_labels=label).sample)
 
 
-def _observation_cost(config: OGDMConfig, channels: int, size: int, classes: int) -> int:
+def observation_cost(config: OGDMConfig, channels: int, size: int, classes: int) -> int:
     """D's passes over one image: for the emission loss, over the fake and over the real one.
 
     When fused, one pass over the fake serves both. R1, once per r1_every steps, is left out.
