@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The paper's pictures, for any models. Every picture carries the command that made it.
 #
-# usage: run/figures.sh teaser | grid | neighbours | diagrams [OPTION...]
+# usage: run/figures.sh teaser | grid | neighbours | diagrams | xi [OPTION...]
 #        run/figures.sh teaser --help          the options of one of them
 #
 #   teaser       Fig. 1: same noise, NFE across, methods and samplers down, and how far samples
@@ -10,6 +10,7 @@
 #   neighbours   appendix F.5: nearest training images, and whether samples copy them; with
 #                --weights FILE in Inception's features
 #   diagrams     Figs. 2 and 3: the graphical model and the role of the discriminator, as SVG files
+#   xi           Fig. 4 and Lemma 1: what run/analysis_xi.sh draws
 #
 # A model is a folder in diffusers' format, sampled here:
 #   run/figures.sh teaser --method Baseline=DIR --method OGDM=DIR --nfe 5 10 20 50

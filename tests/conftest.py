@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from run.setup.submodules import State, Submodule, discover, explain, inspect
+from run.setup.submodules import State, Submodule, discover, inspect
 
 pytest_plugins = ["setup_house"]  # fixtures for the tests of run/setup.sh
 
@@ -41,7 +41,7 @@ def submodule():
         if report.state is State.MISSING:
             pytest.skip(f"third_party/{name} is not here; run/setup.sh {name} fetches it")
         if report.head != sub.pin:
-            pytest.fail(explain(report))
+            pytest.fail(report.problem)
         return sub
 
     return get

@@ -118,6 +118,19 @@ class House:
             cwd=self.tmp, env=self.env | env, capture_output=True, text=True, timeout=120,
         )  # fmt: skip
 
+    def ok(self, *args, **env) -> str:
+        """What a setup that succeeds says."""
+        done = self.setup(*args, **env)
+        assert done.returncode == 0, done.stderr
+        return done.stdout + done.stderr
+
+    def refused(self, *args, status=1, **env) -> str:
+        """What a setup that ends with `status` says about it."""
+        done = self.setup(*args, **env)
+        assert done.returncode == status, done.stdout + done.stderr
+        assert "Traceback" not in done.stderr
+        return done.stderr
+
     def snapshot(self) -> dict[str, bytes]:
         """Every file of the submodule's work tree."""
         files = (file for file in self.widget.rglob("*") if file.is_file())

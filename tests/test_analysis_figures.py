@@ -67,6 +67,16 @@ def methods_of(folder):
     ]  # fmt: skip
 
 
+def draw(out, *words, code=0):
+    """Runs a command of run/figures.sh that writes to `out`."""
+    assert figures.main([*map(str, words), "--out", str(out)]) == code
+
+
+def read_csv(path):
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
 def command_in(path):
     with Image.open(path) as image:
         return image.text["Command"]
@@ -138,9 +148,8 @@ def test_source_errors_name_the_file_and_the_remedy(tmp_path):
      ("missing.pt", "no such file")],
 )  # fmt: skip
 def test_wrong_features_are_refused(files, tmp_path, capsys, features, message):
-    arguments = ["teaser", *methods_of(files), "--row", "OGDM:euler", "--nfe", *map(str, NFES),
-                 "--features", features, "--out", str(tmp_path)]  # fmt: skip
-    assert figures.main(arguments) == 2
+    draw(tmp_path, "teaser", *methods_of(files), "--row", "OGDM:euler", "--nfe", *NFES,
+         "--features", features, code=2)  # fmt: skip
     assert message in capsys.readouterr().err
 
 
@@ -172,11 +181,9 @@ def test_rows_are_checked_before_anything_is_sampled():
 
 def test_teaser_from_files_of_another_backbone(files, tmp_path, capsys):
     out = tmp_path / "out"
-    arguments = ["teaser", *methods_of(files), "--row", "Baseline:euler", "--row", "OGDM:euler",
-                 "--nfe", *map(str, NFES), "--drift-images", "6", "--out", str(out)]  # fmt: skip
-    assert figures.main(arguments) == 0
-    with (out / "drift.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    draw(out, "teaser", *methods_of(files), "--row", "Baseline:euler", "--row", "OGDM:euler",
+         "--nfe", *NFES, "--drift-images", 6)  # fmt: skip
+    rows = read_csv(out / "drift.csv")
     drift = {(r["method"], int(r["nfe"])): float(r["relative_drift"]) for r in rows}
     assert drift["Baseline", 8] == drift["OGDM", 8] == 0
     assert drift["Baseline", 2] > drift["Baseline", 4] > 0
@@ -186,11 +193,9 @@ def test_teaser_from_files_of_another_backbone(files, tmp_path, capsys):
 
 
 def test_teaser_of_two_models(model, tmp_path):
-    arguments = ["teaser", "--method", f"Baseline={model}", "--method", f"OGDM={model}",
-                 "--nfe", "3", "5", "--drift-images", "4", "--out", str(tmp_path)]  # fmt: skip
-    assert figures.main(arguments) == 0
-    with (tmp_path / "drift.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    draw(tmp_path, "teaser", "--method", f"Baseline={model}", "--method", f"OGDM={model}",
+         "--nfe", 3, 5, "--drift-images", 4)  # fmt: skip
+    rows = read_csv(tmp_path / "drift.csv")
     assert [(r["method"], r["sampler"]) for r in rows[::2]] == [
         ("Baseline", "euler"), ("OGDM", "euler"), ("Baseline", "s-pndm"), ("OGDM", "s-pndm"),
     ]  # fmt: skip
@@ -199,12 +204,11 @@ def test_teaser_of_two_models(model, tmp_path):
 
 
 def test_the_same_command_gives_the_same_file(files, tmp_path):
-    arguments = ["grid", *methods_of(files), "--sampler", "euler", "--nfe", "4", "--images", "6",
-                 "--out", str(tmp_path)]  # fmt: skip
-    assert figures.main(arguments) == 0
-    first = (tmp_path / "grid-nfe4.png").read_bytes()
-    assert figures.main(arguments) == 0
-    assert (tmp_path / "grid-nfe4.png").read_bytes() == first
+    words, seen = ["grid", *methods_of(files), "--sampler", "euler", "--nfe", 4, "--images", 6], []
+    for _ in range(2):
+        draw(tmp_path, *words)
+        seen.append((tmp_path / "grid-nfe4.png").read_bytes())
+    assert seen[0] == seen[1]
 
 
 # ---------------------------------------------------------------- grids
@@ -230,10 +234,8 @@ def test_grid_reads_a_results_file(files, tmp_path, monkeypatch):
     monkeypatch.setattr(grids, "caption", lambda *a: captions.append(plain(*a)) or captions[-1])
     rows = [row | {"nfe": 8} for row in ROWS]
     (tmp_path / "results.json").write_text(json.dumps({"rows": rows}))
-    arguments = ["grid", *methods_of(files), "--sampler", "euler", "--nfe", "8", "--images", "6",
-                 "--columns", "3", "--results", str(tmp_path / "results.json"),
-                 "--out", str(tmp_path)]  # fmt: skip
-    assert figures.main(arguments) == 0
+    draw(tmp_path, "grid", *methods_of(files), "--sampler", "euler", "--nfe", 8, "--images", 6,
+         "--columns", 3, "--results", tmp_path / "results.json")  # fmt: skip
     assert captions == ["(FID, recall: not in the results file)",
                         "(FID: 8.00 ± 1.41, recall: 0.550)"]  # fmt: skip
     assert "--results" in command_in(tmp_path / "grid-nfe8.png")
@@ -261,9 +263,8 @@ def test_captions_come_from_a_table_by_row_and_by_method(tmp_path):
 
 def test_a_results_file_without_rows_is_refused(tmp_path, capsys):
     (tmp_path / "results.json").write_text(json.dumps({"rows": [{"method": "a"}]}))
-    arguments = ["grid", "--method", "A=x/{sampler}-{nfe}", "--results",
-                 str(tmp_path / "results.json"), "--out", str(tmp_path)]  # fmt: skip
-    assert figures.main(arguments) == 2
+    draw(tmp_path, "grid", "--method", "A=x/{sampler}-{nfe}", "--results",
+         tmp_path / "results.json", code=2)  # fmt: skip
     assert "needs rows, each with fid" in capsys.readouterr().err
 
 
@@ -298,13 +299,10 @@ def test_neighbours_command_finds_planted_copies(tmp_path, capsys):
     new = torch.rand(4, 3, 8, 8, generator=generator) * 2 - 1
     write_npz(tmp_path / "samples.npz", torch.cat([train[[7, 21]], new]))
     write_npz(tmp_path / "real.npz", torch.rand(30, 3, 8, 8, generator=generator) * 2 - 1)
-    arguments = ["neighbours", "--train", str(tmp_path / "train.npz"), "--samples",
-                 str(tmp_path / "samples.npz"), "--held-out", str(tmp_path / "real.npz"),
-                 "--images", "4", "--out", str(tmp_path)]  # fmt: skip
-    assert figures.main(arguments) == 0
+    draw(tmp_path, "neighbours", "--train", tmp_path / "train.npz", "--samples",
+         tmp_path / "samples.npz", "--held-out", tmp_path / "real.npz", "--images", 4)  # fmt: skip
     assert "exact copies: 2 of 6" in capsys.readouterr().out
-    with (tmp_path / "neighbours.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    rows = read_csv(tmp_path / "neighbours.csv")
     assert len(rows) == 6 * 3
     assert [(r["train_index"], float(r["distance"])) for r in rows[::3]][:2] == [
         ("7", 0.0), ("21", 0.0),
@@ -315,10 +313,9 @@ def test_neighbours_command_finds_planted_copies(tmp_path, capsys):
 
 def test_neighbours_of_a_model(model, tmp_path):
     pytest.importorskip("sklearn")
-    arguments = ["neighbours", "--train", "digits", "--method", f"OGDM={model}", "--nfe", "2",
-                 "--count", "5", "--images", "3", "--k", "2", "--out", str(tmp_path)]  # fmt: skip
-    assert figures.main(arguments) == 0
-    assert len((tmp_path / "neighbours.csv").read_text().splitlines()) == 1 + 5 * 2
+    draw(tmp_path, "neighbours", "--train", "digits", "--method", f"OGDM={model}", "--nfe", 2,
+         "--count", 5, "--images", 3, "--k", 2)  # fmt: skip
+    assert len(read_csv(tmp_path / "neighbours.csv")) == 5 * 2
 
 
 def test_neighbours_in_inceptions_features(tmp_path, capsys, monkeypatch):
@@ -335,15 +332,15 @@ def test_neighbours_in_inceptions_features(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(features, "check_features", lambda spec, weights: None)
     (tmp_path / "weights.pth").write_bytes(b"")
     write_npz(tmp_path / "x.npz", torch.rand(150, 3, 8, 8) * 2 - 1)
-    arguments = ["neighbours", "--train", str(tmp_path / "x.npz"), "--samples",
-                 str(tmp_path / "x.npz"), "--images", "3", "--out", str(tmp_path)]  # fmt: skip
-    assert figures.main([*arguments, "--weights", str(tmp_path / "weights.pth")]) == 0
+    words = ["neighbours", "--train", tmp_path / "x.npz", "--samples", tmp_path / "x.npz",
+             "--images", 3, "--weights"]  # fmt: skip
+    draw(tmp_path, *words, tmp_path / "weights.pth")
     printed = capsys.readouterr()
     assert "exact copies: 150 of 150" in printed.out
     assert "is not the published file" in printed.err
     assert max(batches) == 64 and sum(batches) == 300
     monkeypatch.undo()
-    assert figures.main([*arguments, "--weights", str(tmp_path / "absent.pth")]) == 2
+    draw(tmp_path, *words, tmp_path / "absent.pth", code=2)
     assert "absent.pth: no such file" in capsys.readouterr().err
 
 
@@ -359,7 +356,7 @@ def test_neighbours_wants_samples_from_one_place(words, capsys):
 
 
 def test_diagrams(tmp_path, capsys):
-    assert figures.main(["diagrams", "--out", str(tmp_path / "new")]) == 0
+    draw(tmp_path / "new", "diagrams")
     printed = capsys.readouterr().out
     for name in ("graphical_model.svg", "discriminator_role.svg"):
         assert str(tmp_path / "new" / name) in printed

@@ -58,9 +58,11 @@ def test_upstreams_lines_are_read():
         "sFID: 1e-05",
         "Precision: 0.625",
         "Recall: 0.5",
+        "numpy version: 2.2.6",
     ]
     expected = {"fid": 3.25, "sfid": 1e-5, "precision": 0.625, "recall": 0.5}
-    assert adm.parse(lines) == expected | {"inception_score": 9.5}
+    more = {"inception_score": 9.5, "versions": {"numpy": "2.2.6"}}
+    assert adm.parse(lines) == expected | more
     with pytest.raises(adm.AdmError, match="did not print"):
         adm.parse(lines[:3])
 

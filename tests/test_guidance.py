@@ -235,10 +235,15 @@ def test_compare_measures_each_fine_tune_once(tmp_path, capsys):
     assert "give another --output" in capsys.readouterr().err
 
 
-def test_wrong_flags_end_in_one_line(tmp_path, capsys):
+@pytest.mark.parametrize(("words", "said"), [
+    (["sample", "nowhere", "--nfe", "10"], "heun cannot run in 10 network evaluations"),
+    (["sample", "nowhere", "--sampler", "magic"], "unknown sampler"),
+    (["train", "--data", "digits", "--samples", "no.npz"], "no data at 'no.npz'"),
+    (["compare", "nowhere", "--cells", "euler:10"], "give SAMPLER-NFE[,...], such as euler-5"),
+    (["compare", "nowhere", "--weights", "a"], "--weights"),
+    (["compare", "nowhere"], "nowhere holds no fine-tunes on digits"),
+])  # fmt: skip
+def test_wrong_flags_end_in_one_line(tmp_path, capsys, words, said):
     with pytest.raises(SystemExit):
-        main(["sample", "nowhere", "--nfe", "10", "--output", f"{tmp_path}/a.npz"])
-    assert "heun cannot run in 10 network evaluations" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        main(["train", "--data", "digits", "--samples", "no.npz", "--output", f"{tmp_path}/g"])
-    assert "no data at 'no.npz'" in capsys.readouterr().err
+        main([*words, "--output", f"{tmp_path}/a"])
+    assert said in capsys.readouterr().err

@@ -62,22 +62,18 @@ class Steps:
         Operations and evaluations are means over steps with and without R1; memory is the larger
         of the two. A pass of D over real and fake images counts as two evaluations.
         """
-        found = {"flops": 0.0, "denoiser_forward": 0.0, "d_forward": 0.0, "d_calls": 0.0}
-        share, n, observer = 0.0, self.trainer.batch, self.observers.get(name)
+        found = dict.fromkeys(("flops", "denoiser_forward", "d_forward", "d_calls"), 0.0)
+        net, observer, peaks = self.trainer.net, self.observers.get(name), []
 
-        def denoiser(module, inputs):
-            found["denoiser_forward"] += share * len(inputs[0]) / n
+        def evaluated(module, inputs):
+            images = share * len(inputs[0]) / self.trainer.batch
+            found["denoiser_forward" if module is net else "d_forward"] += images
+            found["d_calls"] += 0 if module is net else share
 
-        def discriminator(module, inputs):
-            found["d_forward"] += share * len(inputs[0]) / n
-            found["d_calls"] += share
-
-        peaks: list[int] = []
         with contextlib.ExitStack() as hooks:
-            hooks.enter_context(self.trainer.net.register_forward_pre_hook(denoiser))
-            if observer is not None:
-                hooks.enter_context(observer.D.register_forward_pre_hook(discriminator))
-            for kind, share in self.kinds[name].items():  # noqa: B007 - the hooks read `share`
+            for module in (net, observer.D) if observer else (net,):
+                hooks.enter_context(module.register_forward_pre_hook(evaluated))
+            for kind, share in self.kinds[name].items():
                 watch = peak_memory(self.trainer, observer, peaks)
                 with watch if memory else contextlib.nullcontext(), Operations() as operations:
                     self.take(name, kind)
@@ -115,12 +111,11 @@ def peak_memory(trainer: Trainer, observer: Observer | None, peaks: list[int]) -
     the resident memory of the process, it is the same in every run and leaves out torch itself and
     other cases' discriminators.
     """
-    owners = [(trainer.net, trainer.optimizer), (trainer.ema, None)]
-    owners += [(observer.D, observer.optimizer)] if observer else []
+    owners = [trainer, observer] if observer else [trainer]
+    modules = [trainer.net, trainer.ema, *(o.D for o in owners[1:])]
     kept = [trainer.x_0, trainer.eps]
-    for module, optimizer in owners:
-        kept += [*module.parameters(), *module.buffers()]
-        kept += [v for s in optimizer.state.values() for v in s.values()] if optimizer else []
+    kept += [t for module in modules for t in (*module.parameters(), *module.buffers())]
+    kept += [t for o in owners for state in o.optimizer.state.values() for t in state.values()]
     storages = [t.untyped_storage() for t in kept if isinstance(t, Tensor)]
     base = sum({s.data_ptr(): s.nbytes() for s in storages}.values())
     if trainer.device.type == "cuda":

@@ -6,8 +6,6 @@ import argparse
 import shlex
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -47,13 +45,8 @@ def parser() -> argparse.ArgumentParser:
     add("--pr-images", type=number(int, 4), default=50_000, metavar="N",
         help="precision and recall use at most N images of a set (default: %(default)s, the "
         "paper's)")  # fmt: skip
-    add(
-        "--seed",
-        type=number(int, 0, 2**63),
-        default=0,
-        metavar="N",
-        help="draws those N (default: %(default)s)",
-    )
+    add("--seed", type=number(int, 0, 2**63), default=0, metavar="N",
+        help="draws those N (default: %(default)s)")  # fmt: skip
     add("--save-statistics", type=Path, metavar="NPZ", help="write the reference's")
     add("--json", type=Path, metavar="FILE", help="write the numbers and their origin")
     return p
@@ -80,9 +73,7 @@ def main(argv: list[str] | None = None) -> int:
                 )
             found = adm.evaluate(reference, samples, args.weights)
         else:
-            torch_evaluator.check(reference, samples, args)
-            with _bars(reference=reference.count, samples=samples.count) as progress:
-                found = torch_evaluator.evaluate(reference, samples, args, progress)
+            found = torch_evaluator.evaluate(reference, samples, args)
     except (ValueError, OSError, adm.AdmError) as error:
         p.exit(2, f"error: {error}\n")
     except KeyboardInterrupt:
@@ -116,18 +107,6 @@ def show(result: dict[str, Any]) -> None:
     print(f"features   {result['features']}, {result['evaluator']} evaluator")
     for note in result["notes"]:
         print(f"note: {note}", file=sys.stderr)
-
-
-@contextmanager
-def _bars(**totals: int) -> Iterator[Any]:
-    """progress(what, images) on a terminal; nothing elsewhere."""
-    from rich.console import Console
-    from rich.progress import MofNCompleteColumn, Progress
-
-    columns = [*Progress.get_default_columns(), MofNCompleteColumn()]
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-        tasks = {name: bars.add_task(name, total=n) for name, n in totals.items() if n}
-        yield lambda what, images: bars.update(tasks[what], completed=images)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ the download.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -53,7 +52,7 @@ def evaluate(reference: Source, samples: Source, weights: Path | None = None) ->
             folder = Path(scratch)
             (folder / GRAPH).symlink_to(weights.resolve())
         folder.mkdir(parents=True, exist_ok=True)
-        numbers, versions = run(python, files, folder)
+        numbers = run(python, files, folder)
     notes = ["precision and recall are over all images of both files"]
     if reference.statistics:
         notes.append(f"FID uses the statistics that {reference.path.name} brings, not its images'")
@@ -63,7 +62,6 @@ def evaluate(reference: Source, samples: Source, weights: Path | None = None) ->
         "precision_recall_images": (reference.count, samples.count),
         "features": "inception, TensorFlow's graph",
         "notes": notes,
-        "versions": versions,
     }
 
 
@@ -84,31 +82,37 @@ def check(reference: Source, samples: Source, weights: Path | None = None) -> No
         raise ValueError("guided-diffusion is not here; run/setup.sh guided-diffusion fetches it")
 
 
-def run(python: Path, files: list[Path], folder: Path) -> tuple[dict[str, float], dict[str, str]]:
+def run(python: Path, files: list[Path], folder: Path) -> dict[str, Any]:
     """Upstream's numbers and its packages' versions; its output goes to stderr as it comes."""
     command = [str(word) for word in (python, HERE / "adm_runner.py", EVALUATOR, *files)]
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
-    done = subprocess.run(
-        command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        text=True,
-    )  # fmt: skip
-    if done.returncode:
+    lines = []
+    with subprocess.Popen(
+        command, cwd=folder, env=environment | {"PYTHONUNBUFFERED": "1"}, text=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        for line in process.stdout:
+            print(line, end="", file=sys.stderr, flush=True)
+            lines.append(line.rstrip("\n"))
+    if process.returncode:
         raise AdmError(
-            f"ADM's evaluator stopped with code {done.returncode}; its output is above. If it "
+            f"ADM's evaluator stopped with code {process.returncode}; its output is above. If it "
             f"could not download Inception's graph, get it from\n  {URL}\nand give --weights FILE"
         )
-    said = json.loads(done.stdout.splitlines()[-1])
-    return parse(said["lines"]), said["versions"]
+    return parse(lines)
 
 
-def parse(lines: list[str]) -> dict[str, float]:
-    """The numbers in upstream's `Name: number` lines."""
+def parse(lines: list[str]) -> dict[str, Any]:
+    """The numbers in upstream's `Name: number` lines, and the versions behind them."""
     found = dict(line.split(": ", 1) for line in lines if ": " in line)
     if not set(LINES) <= set(found):
         raise AdmError(
             f"ADM's evaluator did not print {', '.join(LINES)}; it ended with {lines[-1:]}"
         )
-    return {name: float(found[line]) for line, name in LINES.items()}
+    numbers = {name: float(found[line]) for line, name in LINES.items()}
+    end = " version"
+    versions = {name.removesuffix(end): v for name, v in found.items() if name.endswith(end)}
+    return numbers | {"versions": versions}
 
 
 def ensure_environment() -> Path:

@@ -26,8 +26,7 @@ ADM_TILE = 10_000
 
 def fid(features_a: Any, features_b: Any) -> float:
     """Frechet distance of two sets of features [N_a, D] and [N_b, D] (tensors or arrays)."""
-    a, b = _features(features_a, "features_a"), _features(features_b, "features_b")
-    _same_size(a, b, "features_a", "features_b")
+    a, b = _features_of_one_net(features_a=features_a, features_b=features_b)
     return frechet_distance(*statistics(a), *statistics(b))
 
 
@@ -104,17 +103,15 @@ def frechet_distance(mu1: Any, cov1: Any, mu2: Any, cov2: Any) -> float:
 
 def precision_recall(reference: Any, samples: Any, k: int = 3) -> tuple[float, float]:
     """Improved precision and recall of samples [M, D] against a reference [N, D]."""
-    x, y = _features(reference, "reference"), _features(samples, "samples")
-    _same_size(x, y, "reference", "samples")
+    x, y = _features_of_one_net(reference=reference, samples=samples)
     radii_x, radii_y = manifold_radii(x, k), manifold_radii(y, k)
-    x_in = torch.zeros_like(radii_x, dtype=torch.bool)
-    y_in = torch.zeros_like(radii_y, dtype=torch.bool)
+    x_in, y_in = (torch.zeros_like(radii, dtype=torch.bool) for radii in (radii_x, radii_y))
     size = _tile(x, y)
-    for i in _slices(x, size):
-        for j in _slices(y, size):
-            d = _squared_distances(x[i], y[j])
-            x_in[i] |= (d <= radii_y[j]).any(1)
-            y_in[j] |= (d <= radii_x[i, None]).any(0)
+    for u, r_u, u_in in zip(*(t.split(size) for t in (x, radii_x, x_in)), strict=True):
+        for v, r_v, v_in in zip(*(t.split(size) for t in (y, radii_y, y_in)), strict=True):
+            d = _squared_distances(u, v)
+            u_in |= (d <= r_v).any(1)
+            v_in |= (d <= r_u[:, None]).any(0)
     return int(y_in.sum()) / len(y_in), int(x_in.sum()) / len(x_in)
 
 
@@ -165,18 +162,13 @@ def _tile(*sets: Tensor) -> int:
     return TILE if 4.01 * largest < torch.finfo(torch.float16).max else ADM_TILE
 
 
-def _slices(x: Tensor, size: int) -> list[slice]:
-    return [slice(i, i + size) for i in range(0, len(x), size)]
-
-
 def nearest_neighbours(queries: Any, reference: Any, k: int = 1) -> tuple[Tensor, Tensor]:
     """The k nearest of reference [N, D] to each of queries [M, D].
 
     Returns Euclidean distances [M, k], ascending, and indices [M, k] into reference. The distances
     are computed from differences, so an exact copy is at distance 0.
     """
-    q, x = _features(queries, "queries"), _features(reference, "reference")
-    _same_size(q, x, "queries", "reference")
+    q, x = _features_of_one_net(queries=queries, reference=reference)
     if not 1 <= k <= len(x):
         raise ValueError(f"k={k} neighbours: it must be in 1..{len(x)}, the reference's images")
     # Tiles of both sets: no more than TILE x TILE distances at a time, whatever the sets' sizes.
@@ -185,11 +177,10 @@ def nearest_neighbours(queries: Any, reference: Any, k: int = 1) -> tuple[Tensor
     for part in q.split(TILE):
         rough = part.new_empty(len(part), 0)
         near = rough.long()
-        for start in range(0, len(x), TILE):
-            some = torch.cdist(part - centre, x[start : start + TILE] - centre)
-            found = some.topk(min(count, some.shape[1]), largest=False)
-            rough = torch.cat([rough, found.values], 1)
-            near = torch.cat([near, found.indices + start], 1)
+        for index in torch.arange(len(x), device=x.device).split(TILE):
+            some = torch.cdist(part - centre, x[index] - centre)
+            rough = torch.cat([rough, some], 1)
+            near = torch.cat([near, index.expand_as(some)], 1)
             rough, kept = rough.topk(min(count, rough.shape[1]), largest=False)
             near = near.gather(1, kept)
         exact = torch.stack([(part - x[i]).norm(dim=1) for i in near.T], 1)
@@ -215,12 +206,15 @@ def _features(features: Any, name: str) -> Tensor:
     return x
 
 
-def _same_size(a: Tensor, b: Tensor, name_a: str, name_b: str) -> None:
+def _features_of_one_net(**sets: Any) -> list[Tensor]:
+    """Checks two sets, by the names that their caller knows them by."""
+    (name_a, a), (name_b, b) = checked = [(n, _features(x, n)) for n, x in sets.items()]
     if a.shape[1] != b.shape[1]:
         raise ValueError(
             f"{name_a} has {a.shape[1]} features per image but {name_b} has {b.shape[1]}: "
             "compute both with the same feature net"
         )
+    return [x for _, x in checked]
 
 
 def _gaussian(mu: Any, cov: Any, name: str) -> tuple[Tensor, Tensor]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress
 
 from . import metrics
 from .extract import features_of
@@ -50,31 +50,26 @@ def check(reference: Source, samples: Source, args: argparse.Namespace) -> None:
         raise ValueError(f"--device {args.device}: {why}; use --device cpu") from error
 
 
-def evaluate(
-    reference: Source, samples: Source, args: argparse.Namespace,
-    progress: Callable[[str, int], None] = lambda what, images: None,
-) -> dict[str, Any]:  # fmt: skip
+def evaluate(reference: Source, samples: Source, args: argparse.Namespace) -> dict[str, Any]:
     """The numbers; None is what the inputs do not allow, and `notes` says why.
 
-    args       the command line's flags
-    progress   is called with "reference" or "samples" and the number of images that are done
+    args   the command line's flags
     """
     check(reference, samples, args)
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     cache = None if args.no_cache else args.cache
-    net = None
-    if reference.count or samples.count:
-        net = load_features(args.features, args.weights, device, cache)
-
-    def extract(what: str, source: Source) -> tuple[Tensor, Statistics] | None:
-        if net is None or not source.count:
-            return None
-        return features_of(
-            source, net, keep=args.pr_images, seed=args.seed, batch=args.batch, cache=cache,
-            stay=source is reference, progress=lambda images: progress(what, images),
-        )  # fmt: skip
-
-    real, fake = extract("reference", reference), extract("samples", samples)
+    given = {name: s for name, s in (("reference", reference), ("samples", samples)) if s.count}
+    net = load_features(args.features, args.weights, device, cache) if given else None
+    columns, found = [*Progress.get_default_columns(), MofNCompleteColumn()], {}
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        for name, source in given.items():
+            task = bars.add_task(name, total=source.count)
+            found[name] = features_of(
+                source, net, keep=args.pr_images, seed=args.seed, batch=args.batch, cache=cache,
+                stay=source is reference,
+                progress=lambda images, task=task: bars.update(task, completed=images),
+            )  # fmt: skip
+    real, fake = found.get("reference"), found.get("samples")
     notes = list(net.notes) if net else []
     if real and args.save_statistics:
         real[1].save(args.save_statistics)

@@ -19,6 +19,11 @@ from ogdm_core.flags import Parser, number
 PROGRAM = "run/guidance.sh"
 
 
+def numbers(text: str) -> list[float]:
+    """0.5,1,2 as numbers."""
+    return [float(word) for word in text.split(",")]
+
+
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """The flags of one of three commands; samplers and NFEs are checked where torch is there."""
     p = Parser(prog=PROGRAM, description=__doc__)
@@ -58,25 +63,25 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add("--output", type=Path, required=True, help="folder for samples, guides and results.json")
     add("--cells", default="euler-10,heun-11,heun-15,heun-25", metavar="SAMPLER-NFE,...",
         help="default: %(default)s")  # fmt: skip
-    add("--weights", default="1", help="guidance weights, as in 0.5,1,2; 0 for none (default: 1)")
+    add("--weights", type=numbers, default=[1.0], metavar="W,...",
+        help="guidance weights, as in 0.5,1,2; 0 for none (default: 1)")  # fmt: skip
     add("--discretisation", default="linear", help="time grid (default: linear)")
     add("--samples", type=number(int, 100), default=2000, help="images per cell (default: 2000)")
     add("--count", type=count, default=5000, help="samples that train a guide (default: 5000)")
     add("--steps", type=count, default=2000, help="training steps of a guide (default: 2000)")
     args = p.parse_args(argv)
     args.error = p.error
-    try:
-        if args.command == "sample":
-            from ogdm_core.samplers import steps_for_nfe
+    if args.command != "train":
+        from ogdm_core.samplers import steps_for_nfe
+        from run.quickstart.score import cells
 
-            steps_for_nfe(args.sampler, args.nfe)
-        elif args.command == "compare":
-            args.weights = [float(w) for w in args.weights.split(",")]
-            from run.quickstart.score import cells
-
-            args.cells = cells(args.cells)
-    except (ValueError, argparse.ArgumentTypeError) as error:
-        p.error(str(error))
+        try:
+            if args.command == "sample":
+                steps_for_nfe(args.sampler, args.nfe)
+            else:
+                args.cells = cells(args.cells)
+        except (ValueError, argparse.ArgumentTypeError) as error:
+            p.error(str(error))
     return args
 
 

@@ -16,16 +16,7 @@ from run.provenance import ROOT  # noqa: E402
 from run.setup import env, git, submodules  # noqa: E402
 from run.setup.env import say  # noqa: E402
 from run.setup.patches import FILL_IN, PatchError, offences  # noqa: E402
-from run.setup.submodules import (  # noqa: E402
-    EXTRAS,
-    Refusal,
-    Report,
-    State,
-    Submodule,
-    Unreachable,
-    explain,
-    inspect,
-)
+from run.setup.submodules import Refusal, Report, State, Submodule, inspect  # noqa: E402
 
 REFUSED, UNREACHABLE = 1, 3
 
@@ -72,6 +63,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--quiet", action="store_true", help="speak only of changes and problems")
     args = parser.parse_args(argv)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `run/setup.sh --diff | head` is no error
+    commands = {"status": status, "diff": diff, "check": check, "reverse": reverse}
     try:
         if args.print_python:
             print(env.ensure(args.names))
@@ -79,7 +71,6 @@ def main(argv: list[str] | None = None) -> int:
         subs = submodules.select(args.names)
         if args.status:
             print(f"{'environment':<18} {env.describe()}")
-        commands = {"status": status, "diff": diff, "check": check, "reverse": reverse}
         for name, command in commands.items():
             if getattr(args, name):
                 return max(map(command, subs))
@@ -109,7 +100,7 @@ def set_up(subs: list[Submodule], args: argparse.Namespace) -> int:
             elif args.quiet:
                 continue
             say(f"{sub.label}: {describe(report)}")
-        except Unreachable as error:
+        except submodules.Unreachable as error:
             unreachable.append(f"    {sub.label}: {error}")
         except (Refusal, PatchError) as error:
             refused.append(str(error))
@@ -122,7 +113,8 @@ def set_up(subs: list[Submodule], args: argparse.Namespace) -> int:
     if refused or unreachable:
         return REFUSED if refused else UNREACHABLE
     if not args.no_env:
-        python = env.ensure([EXTRAS[sub.name] for sub in subs] if args.names else ["all"])
+        extras = [submodules.EXTRAS[sub.name] for sub in subs] if args.names else ["all"]
+        python = env.ensure(extras)
         if not args.quiet:
             say(f"Python: {python}")
     return 0
@@ -148,8 +140,8 @@ def _bring(sub: Submodule) -> Report:
         say(f"Fetching {sub.label} at {sub.pin[:10]} from {address}")
         submodules.fetch(sub, address)
     report = inspect(sub)
-    if report.state.hands_off:
-        raise Refusal(explain(report))
+    if report.problem:
+        raise Refusal(report.problem)
     return report if report.state is State.PATCHED else submodules.apply(sub)
 
 
@@ -173,8 +165,8 @@ def status(sub: Submodule) -> int:
     """Prints the state of a submodule."""
     report = inspect(sub)
     print(f"{sub.name:<18} {describe(report)}")
-    if report.state.hands_off:
-        print("    " + explain(report).replace("\n", "\n    "))
+    if report.problem:
+        print("    " + report.problem.replace("\n", "\n    "))
     _mention_untracked(report)
     return 0
 
@@ -191,23 +183,20 @@ def diff(sub: Submodule) -> int:
         applied = report.head == sub.pin and path in report.changed
         print(sub.git("diff", colour, "HEAD", "--", path) + "\n" if applied else patch.diff)
     if report.state is State.EDITED:
-        print(f"# {explain(report)}")
+        print(f"# {report.problem}")
     return 0
 
 
 def check(sub: Submodule) -> int:
     """Says what set_up would do, and whether every patch fits; changes nothing."""
-    problems = offences(sub.folder)
-    if not problems:
+    if not (problems := offences(sub.folder)):
         report = inspect(sub)
-        if report.state.hands_off:
-            problems.append(explain(report))
-        elif report.state is not State.MISSING:
-            for path, patch in sub.patches().items():
-                try:
-                    patch.apply(sub.original(path))
-                except PatchError as error:
-                    problems.append(str(error))
+        problems += [report.problem] if report.problem else []
+        for path, patch in sub.patches().items() if report.head == sub.pin else ():
+            try:
+                patch.apply(sub.original(path))
+            except PatchError as error:
+                problems.append(str(error))
     if problems:
         say(f"{sub.label}: not well\n  " + "\n".join(problems).replace("\n", "\n  "))
         return REFUSED

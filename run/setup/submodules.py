@@ -20,8 +20,8 @@ from run.provenance import ROOT
 from . import git
 from .patches import FILL_IN, Patch, PatchError, blob, file_name, load, parse, read
 
-ALIASES = {"adm": "guided-diffusion", "ldm": "latent-diffusion"}
 EXTRAS = {"guided-diffusion": "adm", "edm": "edm", "latent-diffusion": "ldm"}
+ALIASES = {extra: name for name, extra in EXTRAS.items()}
 # Left out of the checkout: pictures and one index file, 240 of 250 MB, that no trainer here reads.
 SPARSE = {"latent-diffusion": ("/*", "!/assets/", "!/data/imagenet_train_hr_indices.p")}
 PROBE_SECONDS, FETCH_SECONDS = 10, 1800
@@ -51,11 +51,6 @@ class State(Enum):
     PATCHED = "patched"
     OUTDATED = "not patched as patches/ says"
     EDITED = "edited"
-
-    @property
-    def hands_off(self) -> bool:
-        """Whether setup leaves it alone."""
-        return self in (State.FOREIGN, State.WRONG_COMMIT, State.EDITED)
 
 
 @dataclass(frozen=True)
@@ -124,14 +119,21 @@ class Submodule:
 
 @dataclass
 class Report:
-    """The state of one submodule, with what is worth saying about it."""
+    """What stands in third_party/NAME. `problem` says why setup leaves it alone, and what to do."""
 
     submodule: Submodule
     state: State
+    problem: str = ""
     head: str | None = None
     changed: list[str] = field(default_factory=list)  # files that differ from the commit
     edited: list[str] = field(default_factory=list)  # those of them that setup did not write
     untracked: list[str] = field(default_factory=list)
+
+    @property
+    def explanation(self) -> str:
+        """The problem, or what setup would do."""
+        todo = f"{self.submodule.label}: {self.state.value}; `run/setup.sh {self.submodule.name}`"
+        return self.problem or f"{todo} sets it up."
 
 
 def discover(root: Path = ROOT) -> dict[str, Submodule]:
@@ -158,36 +160,57 @@ def select(names: list[str], root: Path = ROOT) -> list[Submodule]:
     for name in names or known:
         name = ALIASES.get(name, name.removeprefix("third_party/").rstrip("/"))
         if name not in known:
-            raise Refusal(f"there is no submodule {name!r}; known: {', '.join([*known, *ALIASES])}")
+            names = ", ".join(dict.fromkeys([*known, *ALIASES]))
+            raise Refusal(f"there is no submodule {name!r}; known: {names}")
         chosen[name] = known[name]
     return list(chosen.values())
 
 
 def inspect(sub: Submodule) -> Report:
     """Finds out the state of a submodule; changes nothing and downloads nothing."""
-    if not (sub.path / ".git").exists():
-        foreign = sub.path.is_dir() and any(sub.path.iterdir())
-        return Report(sub, State.FOREIGN if foreign else State.MISSING)
-    head = git.attempt("rev-parse", "--verify", "--quiet", "HEAD", cwd=sub.path)
-    if not head:  # a checkout sets it last, so a fetch was interrupted
-        return Report(sub, State.FOREIGN if sub.path.is_symlink() else State.MISSING)
+    there = (sub.path / ".git").exists()
+    # A checkout sets HEAD last, so without one a fetch was interrupted.
+    head = git.attempt("rev-parse", "--verify", "--quiet", "HEAD", cwd=sub.path) if there else None
+    again = f"and run `run/setup.sh {sub.name}` again."
+    if not head and sub.path.is_symlink():
+        return Report(sub, State.FOREIGN, f"{sub.label} is a symbolic link to "
+                      f"{sub.path.readlink()}, where git finds no commit.\n"
+                      f"Remove the link {again}")  # fmt: skip
+    if not there and sub.path.is_dir() and any(sub.path.iterdir()):
+        return Report(sub, State.FOREIGN, f"{sub.label} holds files but is no git checkout, so its "
+                      f"commit cannot be verified.\nMove it away {again}")  # fmt: skip
+    if not head:
+        return Report(sub, State.MISSING)
     raw = git.run("status", "--porcelain", "-z", "--no-renames", "--untracked-files=all",
                   "--ignore-submodules=none", cwd=sub.path)  # fmt: skip
     entries = [(line[:2], line[3:]) for line in raw.decode().split("\0") if line]
-    report = Report(sub, State.CLEAN, head)
-    report.untracked = [path for code, path in entries if code == "??"]
-    report.changed = [path for code, path in entries if code != "??"]
-    blobs = {path: sub.blob(path) for path in report.changed}
-    wanted = {path: patch.new for path, patch in sub.patches().items()}
-    written = _written(sub)
-    report.edited = [
-        path for path, have in blobs.items()
-        if have is None or have not in (wanted.get(path), written.get(path))
-    ]  # fmt: skip
+    untracked = [path for code, path in entries if code == "??"]
+    blobs = {path: sub.blob(path) for code, path in entries if code != "??"}
+    wanted, written = {path: p.new for path, p in sub.patches().items()}, _written(sub)
+    edited = [path for path, have in blobs.items()
+              if have is None or have not in (wanted.get(path), written.get(path))]  # fmt: skip
+    report = Report(sub, State.CLEAN, "", head, list(blobs), edited, untracked)
     if head != sub.pin:
         report.state = State.WRONG_COMMIT
-    elif report.edited:
+        also = f" Edited files: {', '.join(edited)}." if edited else ""
+        report.problem = (
+            f"{sub.label} is at {head[:10]}, this repository pins {sub.pin[:10]}.{also}\n"
+            f"If no work of yours is in there:\n"
+            f"    run/setup.sh --reverse {sub.name}    (if it is patched)\n"
+            f"    git submodule update --checkout {sub.label}\n"
+            f"    run/setup.sh {sub.name}\n"
+            f"To pin the other commit instead, see 'Moving a pin' in CONTRIBUTING.md."
+        )
+    elif edited:
         report.state = State.EDITED
+        names = "".join(f"    {path}\n" for path in edited[:10])
+        more = f"    and {len(edited) - 10} more\n" if len(edited) > 10 else ""
+        report.problem = (
+            f"{sub.label} was edited; these files are neither upstream's nor our patches':\n"
+            f"{names}{more}"
+            f"To keep the edits as patches:   run/setup.sh --export {sub.name}\n"
+            f"To throw them away:             git -C {sub.label} checkout HEAD -- ."
+        )
     elif blobs == wanted:
         report.state = State.PATCHED
     elif blobs:
@@ -344,7 +367,7 @@ def reverse(sub: Submodule) -> list[str]:
     """Takes our lines out again, unless a file was edited; returns the files put back."""
     report = inspect(sub)
     if report.head is None or report.edited:
-        raise Refusal(explain(report))
+        raise Refusal(report.explanation)
     if report.changed:
         sub.git("checkout", "--quiet", "HEAD", "--", *report.changed)
     sub.record.unlink(missing_ok=True)
@@ -358,7 +381,7 @@ def export(sub: Submodule) -> tuple[list[Path], list[Path]]:
     """
     report = inspect(sub)
     if report.head != sub.pin or not report.changed:
-        raise Refusal(explain(report))
+        raise Refusal(report.explanation)
     wanted, applied = {path: p.new for path, p in sub.patches().items()}, _written(sub)
     if applied and (other := sorted(set(wanted.items()) ^ set(applied.items()))):
         raise Refusal(
@@ -376,11 +399,9 @@ def export(sub: Submodule) -> tuple[list[Path], list[Path]]:
         prose = read(file).prose if file.is_file() else TEMPLATE.strip()
         texts[file] = f"{prose}\n\n{_diff(sub, path)}"
         try:
-            same = parse(texts[file], file.name).apply(sub.original(path))
+            parse(texts[file], file.name).apply(sub.original(path))  # gives back what is there
         except PatchError as error:
             raise Refusal(f"{sub.label}/{path} cannot become a patch: {error}") from None
-        if same != (sub.path / path).read_bytes():
-            raise Refusal(f"{path}: the exported patch would not give back what is there")
     sub.folder.mkdir(parents=True, exist_ok=True)
     removed = [file for file in sorted(sub.folder.glob("*.patch")) if file not in texts]
     written = [f for f, text in texts.items() if not f.is_file() or f.read_text() != text]
@@ -416,38 +437,3 @@ def _diff(sub: Submodule, path: str) -> str:
             "wrap what must behave differently. Nothing was written."
         )  # fmt: skip
     return re.sub(r"^(@@ [^@]+ @@).*$", r"\1", raw, flags=re.MULTILINE)
-
-
-def explain(report: Report) -> str:
-    """Why setup leaves this submodule alone, and what its owner can do."""
-    sub = report.submodule
-    if report.state is State.FOREIGN and sub.path.is_symlink():
-        return (
-            f"{sub.label} is a symbolic link to {sub.path.readlink()}, where git finds no commit.\n"
-            f"Remove the link and run `run/setup.sh {sub.name}` again."
-        )
-    if report.state is State.FOREIGN:
-        return (
-            f"{sub.label} holds files but is no git checkout, so its commit cannot be verified.\n"
-            f"Move it away and run `run/setup.sh {sub.name}` again."
-        )
-    if report.state is State.WRONG_COMMIT:
-        edited = f" Edited files: {', '.join(report.edited)}." if report.edited else ""
-        return (
-            f"{sub.label} is at {report.head[:10]}, this repository pins {sub.pin[:10]}.{edited}\n"
-            f"If no work of yours is in there:\n"
-            f"    run/setup.sh --reverse {sub.name}    (if it is patched)\n"
-            f"    git submodule update --checkout {sub.label}\n"
-            f"    run/setup.sh {sub.name}\n"
-            f"To pin the other commit instead, see 'Moving a pin' in CONTRIBUTING.md."
-        )
-    if report.state is State.EDITED:
-        names = "\n".join(f"    {path}" for path in report.edited[:10])
-        more = f"\n    and {len(report.edited) - 10} more" if len(report.edited) > 10 else ""
-        return (
-            f"{sub.label} was edited; these files are neither upstream's nor our patches':\n"
-            f"{names}{more}\n"
-            f"To keep the edits as patches:   run/setup.sh --export {sub.name}\n"
-            f"To throw them away:             git -C {sub.label} checkout HEAD -- ."
-        )
-    return f"{sub.label}: {report.state.value}; `run/setup.sh {sub.name}` sets it up."

@@ -46,21 +46,11 @@ def collect(args: argparse.Namespace, arms: Iterable[tuple[Any, Any]], command: 
     }  # fmt: skip
 
 
-def panels(results: dict) -> list[tuple[str, int]]:
-    """The samplers and NFEs, in order."""
-    return list(dict.fromkeys((row["sampler"], row["nfe"]) for row in results["rows"]))
-
-
-def cell(results: dict, values: dict[str, str], sampler: str, nfe: int) -> dict | None:
-    """The row of one combination of values at one sampler and NFE; None if it is not done."""
-    key = (values, sampler, nfe)
-    return next((r for r in results["rows"] if (r["values"], r["sampler"], r["nfe"]) == key), None)
-
-
-def control(results: dict, sampler: str, nfe: int) -> float:
-    """The control's FID at one sampler and NFE."""
+def cells(results: dict) -> tuple[dict[tuple[str, int], float], dict[tuple, dict]]:
+    """The control's FID by (sampler, NFE), and the rows by (sampler, NFE, *values)."""
     rows = results["rows"]
-    return next(r["control"] for r in rows if (r["sampler"], r["nfe"]) == (sampler, nfe))
+    controls = {(row["sampler"], row["nfe"]): row["control"] for row in rows}
+    return controls, {(r["sampler"], r["nfe"], *r["values"].values()): r for r in rows}
 
 
 def combinations(grid: dict[str, list[str]]) -> list[dict[str, str]]:
@@ -70,16 +60,18 @@ def combinations(grid: dict[str, list[str]]) -> list[dict[str, str]]:
 
 def to_markdown(results: dict) -> str:
     """One line per combination: FID at each sampler and NFE, and its change."""
-    heads = [f"{style.sampler_name(s)} {nfe}" for s, nfe in panels(results)]
+    controls, found = cells(results)
     blank = [""] * (len(results["grid"]) - 1)
-    controls = [f"{control(results, *panel):.2f}" for panel in panels(results)]
-    lines = [[*results["grid"], *heads], ["control", *blank, *controls]]
+    lines = [
+        [*results["grid"], *(f"{style.sampler_name(s)} {nfe}" for s, nfe in controls)],
+        ["---"] * len([*results["grid"], *controls]),
+        ["control", *blank, *(f"{fid:.2f}" for fid in controls.values())],
+    ]
     for values in combinations(results["grid"]):
-        found = [cell(results, values, *panel) for panel in panels(results)]
-        texts = [f"{r['fid']:.2f} ({r['change']:+.0f} %)" if r else "–" for r in found]
+        rows = [found.get((*panel, *values.values())) for panel in controls]
+        texts = [f"{r['fid']:.2f} ({r['change']:+.0f} %)" if r else "–" for r in rows]
         lines.append([*values.values(), *texts])
-    text = ["| " + " | ".join(line) + " |" for line in lines]
-    return "\n".join([text[0], "|---" * len(lines[0]) + "|", *text[1:]])
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def write(results: dict, out: Path) -> list[Path]:
@@ -98,21 +90,23 @@ def draw(results: dict, path: Path) -> Path:
     """
     grid = results["grid"]
     across, down, *others = grid
-    shown, rest = panels(results), combinations({name: grid[name] for name in others})
+    controls, found = cells(results)
+    rest = combinations({name: grid[name] for name in others})
     limit = max(10.0, *(abs(row["change"]) for row in results["rows"]))
     width, height = 0.8 * len(grid[across]) + 1.1, 0.55 * len(grid[down]) + 1.1
-    size = (width * len(shown) + 0.9, height * len(rest) + 0.3)
-    fig, axes = style.figure(len(rest), len(shown), size=size, squeeze=False, layout="constrained")
+    size = (width * len(controls) + 0.9, height * len(rest) + 0.3)
+    shape = (len(rest), len(controls))
+    fig, axes = style.figure(*shape, size=size, squeeze=False, layout="constrained")
     for line, fixed in zip(axes, rest, strict=True):
-        for ax, (sampler, nfe) in zip(line, shown, strict=True):
-            found = [
-                [cell(results, {across: x, down: y} | fixed, sampler, nfe) for x in grid[across]]
+        for ax, ((sampler, nfe), control) in zip(line, controls.items(), strict=True):
+            rows = [
+                [found.get((sampler, nfe, x, y, *fixed.values())) for x in grid[across]]
                 for y in grid[down]
             ]  # fmt: skip
-            changes = [[r["change"] if r else float("nan") for r in row] for row in found]
+            changes = [[r["change"] if r else float("nan") for r in row] for row in rows]
             picture = ax.imshow(changes, cmap="RdBu_r", vmin=-limit, vmax=limit, origin="lower",
                                 aspect="auto")  # fmt: skip
-            for y, row in enumerate(found):
+            for y, row in enumerate(rows):
                 for x, r in enumerate(row):
                     text = f"{r['change']:+.0f} %\n{r['fid']:.2f}" if r else "–"
                     dark = r is not None and abs(r["change"]) > 0.6 * limit
@@ -120,8 +114,7 @@ def draw(results: dict, path: Path) -> Path:
                             color="white" if dark else "black")  # fmt: skip
             words = "".join(f", {name} {value}" for name, value in fixed.items())
             title = f"{style.sampler_name(sampler)}, NFE {nfe}{words}"
-            plain = f"control: FID {control(results, sampler, nfe):.2f}"
-            ax.set(title=f"{title}\n{plain}", xlabel=across, ylabel=down)
+            ax.set(title=f"{title}\ncontrol: FID {control:.2f}", xlabel=across, ylabel=down)
             ax.set_xticks(range(len(grid[across])), grid[across])
             ax.set_yticks(range(len(grid[down])), grid[down])
             ax.grid(False)
