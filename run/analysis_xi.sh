@@ -12,4 +12,4 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 help_if_asked "$@"
 
-launch run.figures analysis xi "$@"
+launch run.figures "analysis" xi "$@"

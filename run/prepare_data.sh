@@ -12,19 +12,7 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
-names() { find "$ROOT/run/data" -name '[!_]*.py' -exec basename {} .py \; | sort | xargs; }
-
-case "${1:-}" in
-  -h | --help)
-    usage
-    exit 0
-    ;;
-  "") die "which data set? one of: $(names)" ;;
-esac
-[ -f "$ROOT/run/data/$1.py" ] || die "no data set is named '$1'; there are: $(names)"
-
-case "${1:-}" in
-  lsun*) ensure_env ldm ;; # its archives are LMDBs
-  *) ensure_env common ;;
-esac
-exec "$PYTHON" -m "run.data.$1" "${@:2}"
+help_if_asked "${1:-}"
+extras=common
+[ "${1:-}" != lsun ] || extras=ldm # its archives are LMDBs
+launch run.data "$extras" "$@"

@@ -16,6 +16,7 @@ import pytest
 from PIL import Image
 
 from run.data import celeba, cifar10
+from run.data.__main__ import main
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -40,7 +41,7 @@ def cifar(tmp_path_factory):
 @pytest.mark.parametrize("source", [cifar10.ARCHIVE, cifar10.FOLDER, "."])
 def test_cifar10_becomes_class_prefixed_images(cifar, source, tmp_path, capsys):
     root, pixels = cifar
-    cifar10.main([str(root / source), str(tmp_path), "--expect", "20"])
+    main(["cifar10", str(root / source), str(tmp_path), "--expect", "20"])
     names = sorted(path.name for path in tmp_path.glob("*.png"))
     assert len(names) == 20 and names[0] == "airplane_00001.png"
     assert "20 images, 20 of them new" in capsys.readouterr().out
@@ -55,11 +56,11 @@ def test_cifar10_becomes_class_prefixed_images(cifar, source, tmp_path, capsys):
 
 def test_a_second_run_makes_only_what_is_missing(cifar, tmp_path, capsys):
     run = [str(cifar[0] / cifar10.ARCHIVE), str(tmp_path), "--expect", "20"]
-    cifar10.main(run)
+    main(["cifar10", *run])
     kept, lost, *_ = sorted(tmp_path.glob("*.png"))
     before = kept.stat().st_mtime_ns
     lost.unlink()
-    cifar10.main(run)
+    main(["cifar10", *run])
     assert "20 images, 1 of them new" in capsys.readouterr().out
     assert kept.stat().st_mtime_ns == before and Image.open(lost).size == (32, 32)
     assert len(list(tmp_path.iterdir())) == 21  # the images and their record
@@ -68,11 +69,11 @@ def test_a_second_run_makes_only_what_is_missing(cifar, tmp_path, capsys):
 def test_counts_are_checked(cifar, tmp_path):
     source = str(cifar[0] / cifar10.ARCHIVE)
     with pytest.raises(SystemExit, match="holds 20 images, not 50,000; check that the source"):
-        cifar10.main([source, str(tmp_path)])
+        main(["cifar10", source, str(tmp_path)])
     with pytest.raises(SystemExit, match="not 19; give an empty folder"):
-        cifar10.main([source, str(tmp_path), "--expect", "19"])
+        main(["cifar10", source, str(tmp_path), "--expect", "19"])
     with pytest.raises(SystemExit, match="begun as .*train.*give another folder"):
-        cifar10.main([source, str(tmp_path), "--split", "test"])
+        main(["cifar10", source, str(tmp_path), "--split", "test"])
 
 
 def test_cifar10_is_not_a_way_to_run_code(tmp_path):
@@ -83,15 +84,15 @@ def test_cifar10_is_not_a_way_to_run_code(tmp_path):
     for name in cifar10.BATCHES["train"]:
         (tmp_path / name).write_bytes(pickle.dumps(Attack(), protocol=2))
     with pytest.raises(SystemExit, match="not CIFAR-10"):
-        cifar10.main([str(tmp_path), str(tmp_path / "out")])
+        main(["cifar10", str(tmp_path), str(tmp_path / "out")])
 
 
 def test_cifar10_says_what_it_wants(tmp_path):
     with pytest.raises(SystemExit, match="has no data_batch_1; expected cifar-10-batches-py"):
-        cifar10.main([str(tmp_path), str(tmp_path / "out")])
+        main(["cifar10", str(tmp_path), str(tmp_path / "out")])
     (tmp_path / "data_batch_1").write_bytes(b"")
     with pytest.raises(SystemExit, match="neither cifar-10-python.tar.gz"):
-        cifar10.main([str(tmp_path / "data_batch_1"), str(tmp_path / "out")])
+        main(["cifar10", str(tmp_path / "data_batch_1"), str(tmp_path / "out")])
 
 
 def face(number: int) -> Image.Image:
@@ -120,7 +121,7 @@ def faces(tmp_path_factory):
 
 @pytest.mark.parametrize("source", ["celeba/img_align_celeba.zip", "celeba/img_align_celeba", "."])
 def test_celeba_crops_as_ddim_does(faces, source, tmp_path):
-    celeba.main([str(faces / source), str(tmp_path), "--first", "6"])
+    main(["celeba", str(faces / source), str(tmp_path), "--first", "6"])
     assert len(list(tmp_path.glob("*.png"))) == 6
     for number in range(1, 7):
         pixels = np.asarray(Image.open(tmp_path / f"{number:06d}.png"))
@@ -130,19 +131,19 @@ def test_celeba_crops_as_ddim_does(faces, source, tmp_path):
 
 def test_celeba_centre_crop_and_size(faces, tmp_path):
     flags = ["--first", "2", "--crop", "center", "--size", "89"]
-    celeba.main([str(faces), str(tmp_path), *flags])
+    main(["celeba", str(faces), str(tmp_path), *flags])
     pixels = np.asarray(Image.open(tmp_path / "000001.png")).astype(int)
     assert pixels.shape == (89, 89, 3)
     assert (pixels[..., 2] < 20).all() and (pixels[:10] == (0, 255, 0)).all()
     assert json.loads((tmp_path / "prepared.json").read_text())["crop"] == "center"
     with pytest.raises(SystemExit, match="begun as .*center.*give another folder"):
-        celeba.main([str(faces), str(tmp_path), "--first", "2"])
+        main(["celeba", str(faces), str(tmp_path), "--first", "2"])
 
 
 def test_celeba_splits_and_errors(faces, tmp_path):
     assert (len(celeba.SPLITS["train"]), len(celeba.SPLITS["all"])) == (162_770, 202_599)
     with pytest.raises(SystemExit, match="has no 000007.jpg; expected img_align_celeba, complete"):
-        celeba.main([str(faces), str(tmp_path / "a")])
+        main(["celeba", str(faces), str(tmp_path / "a")])
     with pytest.raises(ValueError, match="is 64x64, not 178x218: take the aligned"):
         celeba.crop(Image.new("RGB", (64, 64)))
 
@@ -151,11 +152,11 @@ def test_download_goes_through_torchvision(cifar, tmp_path, monkeypatch):
     asked = []
     datasets = types.SimpleNamespace(CIFAR10=lambda **kwargs: asked.append(kwargs))
     monkeypatch.setitem(sys.modules, "torchvision", types.SimpleNamespace(datasets=datasets))
-    cifar10.main([str(cifar[0]), str(tmp_path / "a"), "--expect", "20", "--download"])
+    main(["cifar10", str(cifar[0]), str(tmp_path / "a"), "--expect", "20", "--download"])
     assert asked == [{"root": str(cifar[0]), "download": True}]
     monkeypatch.setitem(sys.modules, "torchvision", None)
     with pytest.raises(SystemExit, match="leave --download out"):
-        cifar10.main([str(cifar[0]), str(tmp_path / "b"), "--download"])
+        main(["cifar10", str(cifar[0]), str(tmp_path / "b"), "--download"])
 
 
 def test_the_script_dispatches_by_name(cifar, tmp_path):
@@ -168,5 +169,6 @@ def test_the_script_dispatches_by_name(cifar, tmp_path):
     assert done.returncode == 0, done.stderr
     assert len(list(tmp_path.glob("*.png"))) == 20
     done = run("cifar11")
-    assert done.returncode == 1 and "celeba cifar10" in done.stderr
+    assert done.returncode == 2 and "invalid choice: 'cifar11'" in done.stderr
+    assert "celeba|cifar10|lsun" in run().stderr
     assert "162,770" in run("celeba", "--help").stdout

@@ -168,7 +168,7 @@ def read_npz(path: Path) -> Images:
         if pixels.dtype != np.uint8:
             raise ValueError(
                 f"arr_0 is {pixels.dtype}, but images must be uint8 in 0..255; for values in "
-                "[-1, 1]: ((x + 1) * 127.5).clip(0, 255).astype('uint8')"
+                "[-1, 1]: ((x + 1) * 127.5).round().clip(0, 255).astype('uint8')"
             )
         pixels = pixels[..., None] if pixels.ndim == 3 else pixels
         if pixels.ndim != 4 or pixels.shape[3] not in (1, 3) or 0 in pixels.shape:

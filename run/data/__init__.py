@@ -1,30 +1,28 @@
 """Data sets, from the archives people have to the folder of images that upstream reads.
 
-One module per data set, each a command: `python -m run.data.cifar10 SOURCE FOLDER`;
-`run/prepare_data.sh NAME ...` finds them by name. All of them can be stopped at any time and
-started again: an image is written whole or not at all, and one that exists is not made again.
+One module per data set; `run/prepare_data.sh NAME SOURCE FOLDER` runs them. All of them can be
+stopped at any time and started again: an image is written whole or not at all, and one that exists
+is not made again.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import sys
 import tarfile
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-
-from PIL import Image
+from typing import TYPE_CHECKING
 
 from ogdm_core.files import whole, write_json
-from ogdm_core.flags import Parser
-from ogdm_core.trainer.images import UNREADABLE
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 # An image's file name and how to make it; it is only made if the file does not exist yet.
-Job = tuple[str, Callable[[], Image.Image]]
+Job = tuple[str, Callable[[], "Image.Image"]]
 # Beside the images: how they were made, so that a second run does not mix two ways.
 RECORD = "prepared.json"
 
@@ -70,6 +68,8 @@ def write_images(
 def reader(source: str | Path, archive: str, folder: str) -> Callable[[str], bytes]:
     """Reads a file by its name in `folder`: from that folder, the archive of it, or a place where
     torchvision keeps either. Raises ValueError where it is absent or damaged."""
+    from ogdm_core.trainer.images import UNREADABLE
+
     source = Path(source)
     inner = [f"{root}{name}" for root in ("", "celeba/") for name in (folder, archive)]
     source = next((source / path for path in inner if (source / path).exists()), source)
@@ -92,23 +92,6 @@ def reader(source: str | Path, archive: str, folder: str) -> Callable[[str], byt
             raise ValueError(f"{source} is damaged ({name}: {error}); get it again") from error
 
     return read
-
-
-def parser(name: str, doc: str | None, source: str) -> Parser:
-    """The command line that all data sets share: SOURCE and FOLDER."""
-    p = Parser(prog=f"prepare_data.sh {name}", description=doc)
-    p.add_argument("source", type=Path, help=source)
-    p.add_argument("folder", type=Path, help="where the images go")
-    return p
-
-
-@contextlib.contextmanager
-def explained() -> Iterator[None]:
-    """Ends the program with one line where a source cannot be read."""
-    try:
-        yield
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
 
 
 def download(dataset: str, root: str | Path) -> None:

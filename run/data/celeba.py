@@ -9,21 +9,23 @@ Two crops of the 178x218 images are in use; a FID means little without saying wh
 
 from __future__ import annotations
 
+import argparse
 import io
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
-from PIL import Image
+from . import Job, download, reader, write_images
 
-from ogdm_core.trainer.images import open_image
-
-from . import Job, download, explained, parser, reader, write_images
+if TYPE_CHECKING:
+    from PIL import Image
 
 ARCHIVE, FOLDER = "img_align_celeba.zip", "img_align_celeba"
+SOURCE = f"{ARCHIVE}, the folder {FOLDER}, or torchvision's root"
 WIDTH, HEIGHT = 178, 218
 # (left, upper, right, lower) and the filter
 CROPS = {
-    "ddim": ((25, 57, 153, 185), Image.Resampling.BILINEAR),
-    "center": ((0, 20, 178, 198), Image.Resampling.BICUBIC),
+    "ddim": ((25, 57, 153, 185), "BILINEAR"),
+    "center": ((0, 20, 178, 198), "BICUBIC"),
 }
 # The official partition goes by number: 000001.jpg to 162770.jpg train, then valid, then test.
 SPLITS = {"train": range(1, 162_771), "all": range(1, 202_600)}
@@ -31,17 +33,21 @@ SPLITS = {"train": range(1, 162_771), "all": range(1, 202_600)}
 
 def crop(image: Image.Image, kind: str = "ddim", size: int = 64) -> Image.Image:
     """One aligned image, cropped and scaled to size x size."""
+    from PIL.Image import Resampling
+
     if image.size != (WIDTH, HEIGHT):
         raise ValueError(
             f"an image is {image.size[0]}x{image.size[1]}, not {WIDTH}x{HEIGHT}: take the aligned "
             f"images, {ARCHIVE}"
         )
     box, resample = CROPS[kind]
-    return image.convert("RGB").crop(box).resize((size, size), resample)
+    return image.convert("RGB").crop(box).resize((size, size), Resampling[resample])
 
 
 def jobs(read: Callable[[str], bytes], numbers: range, kind: str, size: int) -> Iterator[Job]:
     """Names and images, in the order of their numbers."""
+    from ogdm_core.trainer.images import open_image
+
     for number in numbers:
         yield (
             f"{number:06d}.png",
@@ -51,23 +57,20 @@ def jobs(read: Callable[[str], bytes], numbers: range, kind: str, size: int) -> 
         )
 
 
-def main(argv: list[str] | None = None) -> None:
+def arguments(add: Callable[..., object]) -> None:
+    """The flags."""
+    add("--split", choices=tuple(SPLITS), default="train")
+    add("--crop", choices=tuple(CROPS), default="ddim")
+    add("--size", type=int, default=64, help="width and height in pixels (default: 64)")
+    add("--first", type=int, metavar="N", help="only the first N of the split")
+    add("--download", action="store_true", help="torchvision fetches it into SOURCE")
+
+
+def run(args: argparse.Namespace) -> None:
     """Writes the cropped images of one split into a folder."""
-    p = parser("celeba", __doc__, f"{ARCHIVE}, the folder {FOLDER}, or torchvision's root")
-    p.add_argument("--split", choices=tuple(SPLITS), default="train")
-    p.add_argument("--crop", choices=tuple(CROPS), default="ddim")
-    p.add_argument("--size", type=int, default=64, help="width and height in pixels (default: 64)")
-    p.add_argument("--first", type=int, metavar="N", help="only the first N of the split")
-    p.add_argument("--download", action="store_true", help="torchvision fetches it into SOURCE")
-    args = p.parse_args(argv)
-    with explained():
-        if args.download:
-            download("CelebA", args.source)
-        numbers = SPLITS[args.split][: args.first]
-        read = reader(args.source, ARCHIVE, FOLDER)
-        made = {"dataset": "CelebA", "split": args.split, "crop": args.crop, "size": args.size}
-        write_images(args.folder, jobs(read, numbers, args.crop, args.size), len(numbers), made)
-
-
-if __name__ == "__main__":
-    main()
+    if args.download:
+        download("CelebA", args.source)
+    numbers = SPLITS[args.split][: args.first]
+    read = reader(args.source, ARCHIVE, FOLDER)
+    made = {"dataset": "CelebA", "split": args.split, "crop": args.crop, "size": args.size}
+    write_images(args.folder, jobs(read, numbers, args.crop, args.size), len(numbers), made)

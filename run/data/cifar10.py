@@ -6,19 +6,18 @@ labels in alphabetical order, which is CIFAR-10's own.
 
 from __future__ import annotations
 
+import argparse
 import io
 import pickle
 from collections.abc import Callable, Iterator
 
-import numpy as np
-from PIL import Image
-
-from . import Job, download, explained, parser, reader, write_images
+from . import Job, download, reader, write_images
 
 CLASSES = (
     "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
 )  # fmt: skip
 ARCHIVE, FOLDER = "cifar-10-python.tar.gz", "cifar-10-batches-py"
+SOURCE = f"{ARCHIVE}, the folder {FOLDER}, or torchvision's root"
 BATCHES = {"train": tuple(f"data_batch_{i}" for i in range(1, 6)), "test": ("test_batch",)}
 COUNT = {"train": 50_000, "test": 10_000}
 # What a file with other content raises: of pickle, of a dict, of numpy.
@@ -35,12 +34,17 @@ class _ArraysOnly(pickle.Unpickler):
         if (module.rpartition(".")[2], name) not in self.ALLOWED:
             raise ValueError(f"this is not CIFAR-10: a batch asks for {module}.{name}")
         if name == "_reconstruct":  # the archive names its place in the numpy of 2009
+            import numpy as np
+
             module = np.zeros(0).__reduce__()[0].__module__
         return super().find_class(module, name)
 
 
 def jobs(read: Callable[[str], bytes], split: str = "train") -> Iterator[Job]:
     """Names and images, in the archive's order."""
+    import numpy as np
+    from PIL import Image
+
     number = 0
     for name in BATCHES[split]:
         data = read(name)
@@ -56,20 +60,17 @@ def jobs(read: Callable[[str], bytes], split: str = "train") -> Iterator[Job]:
             number += 1
 
 
-def main(argv: list[str] | None = None) -> None:
+def arguments(add: Callable[..., object]) -> None:
+    """The flags."""
+    add("--split", choices=tuple(BATCHES), default="train")
+    add("--expect", type=int, help="number of images, if it is not CIFAR-10's own")
+    add("--download", action="store_true", help="torchvision fetches it into SOURCE")
+
+
+def run(args: argparse.Namespace) -> None:
     """Writes the images of one split into a folder."""
-    p = parser("cifar10", __doc__, f"{ARCHIVE}, the folder {FOLDER}, or torchvision's root")
-    p.add_argument("--split", choices=tuple(BATCHES), default="train")
-    p.add_argument("--expect", type=int, help="number of images, if it is not CIFAR-10's own")
-    p.add_argument("--download", action="store_true", help="torchvision fetches it into SOURCE")
-    args = p.parse_args(argv)
-    with explained():
-        if args.download:
-            download("CIFAR10", args.source)
-        expected = COUNT[args.split] if args.expect is None else args.expect
-        images = jobs(reader(args.source, ARCHIVE, FOLDER), args.split)
-        write_images(args.folder, images, expected, {"dataset": "CIFAR-10", "split": args.split})
-
-
-if __name__ == "__main__":
-    main()
+    if args.download:
+        download("CIFAR10", args.source)
+    expected = COUNT[args.split] if args.expect is None else args.expect
+    images = jobs(reader(args.source, ARCHIVE, FOLDER), args.split)
+    write_images(args.folder, images, expected, {"dataset": "CIFAR-10", "split": args.split})

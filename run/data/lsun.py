@@ -11,21 +11,20 @@ for what upstream does with them: pick checkpoints.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import re
 import shutil
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from ogdm_core.files import whole, write_text
-from ogdm_core.trainer.images import SUFFIXES, open_image
 from run.provenance import ROOT
 
-from . import explained, parser
-
+SOURCE = "church_outdoor_train_lmdb.zip, the LMDB folder from it, or a folder of images"
 TRAIN_COUNT = 126_227  # images in church_outdoor_train_lmdb
 VAL_COUNT = 300  # in church_outdoor_val_lmdb
 SIGNATURES = {b"RIFF": ".webp", b"\xff\xd8\xff": ".jpg", b"\x89PNG": ".png"}
@@ -149,6 +148,8 @@ def _database(source: Path) -> Iterator[Any]:
 
 def _from_folder(source: Path, place: Path) -> Iterator[str]:
     """A folder of images is used where it is; PNG files, which may have 16 bits, are looked at."""
+    from ogdm_core.trainer.images import SUFFIXES, open_image
+
     if place.is_symlink() or not place.exists():
         place.unlink(missing_ok=True)
         place.symlink_to(source.resolve(), target_is_directory=True)
@@ -161,25 +162,19 @@ def _from_folder(source: Path, place: Path) -> Iterator[str]:
             yield path.relative_to(source).as_posix()
 
 
-def main(argv: list[str] | None = None) -> None:
+def arguments(add: Callable[..., object]) -> None:
+    """The flags."""
+    add("--val", type=Path, help="church_outdoor_val_lmdb.zip")
+    add("--count", type=lambda text: None if text == "any" else int(text), default=TRAIN_COUNT,
+        metavar="N|any", help="training images there must be (default: %(default)s)")  # fmt: skip
+    add("--upstream", type=Path, default=ROOT / "third_party" / "latent-diffusion", metavar="DIR",
+        help="gets a link to FOLDER as data/lsun (default: the submodule)")  # fmt: skip
+
+
+def run(args: argparse.Namespace) -> None:
     """Writes the images and lists into a folder, and links it where upstream looks."""
-    upstream = ROOT / "third_party" / "latent-diffusion"
-    archive = "church_outdoor_train_lmdb.zip"
-    p = parser("lsun", __doc__, f"{archive}, the LMDB folder from it, or a folder of images")
-    p.add_argument("--val", type=Path, help="church_outdoor_val_lmdb.zip")
-    p.add_argument("--count", type=lambda text: None if text == "any" else int(text),
-                   default=TRAIN_COUNT, metavar="N|any",
-                   help="training images there must be (default: %(default)s)")  # fmt: skip
-    p.add_argument("--upstream", type=Path, default=upstream, metavar="DIR",
-                   help="gets a link to FOLDER as data/lsun (default: the submodule)")  # fmt: skip
-    args = p.parse_args(argv)
-    with explained():
-        train, val = prepare(args.source, args.folder, args.val, args.count)
+    train, val = prepare(args.source, args.folder, args.val, args.count)
     print(f"{args.folder}: {train:,} images to train on, {val:,} to validate with")
     place = args.upstream / "data" / "lsun"
     linked = link(args.folder, args.upstream)
     print(f"linked as {place}" if linked else f"not linked; upstream wants it as {place}")
-
-
-if __name__ == "__main__":
-    main()

@@ -136,9 +136,9 @@ def _alone() -> contextlib.AbstractContextManager:
 def _bring(sub: Submodule) -> Report:
     """Fetches and patches a submodule, as far as another process has not."""
     if inspect(sub).state is State.MISSING:
-        address = submodules.source(sub)
+        address, options = submodules.source(sub)
         say(f"Fetching {sub.label} at {sub.pin[:10]} from {address}")
-        submodules.fetch(sub, address)
+        submodules.fetch(sub, address, options)
     report = inspect(sub)
     if report.problem:
         raise Refusal(report.problem)

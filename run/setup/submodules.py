@@ -229,8 +229,8 @@ def _written(sub: Submodule) -> dict[str, str]:
 # ---- fetching ------------------------------------------------------------------------------------
 
 
-def source(sub: Submodule) -> str:
-    """Where the repository answers: a place in OGDM_MIRROR, else its own address."""
+def source(sub: Submodule) -> tuple[str, list[str]]:
+    """Where the repository answers, in OGDM_MIRROR or at its own address, and how to ask there."""
     mirror = os.environ.get("OGDM_MIRROR", "").rstrip("/")
     if mirror and "://" not in mirror:
         mirror = f"file://{Path(mirror).expanduser().resolve()}"
@@ -238,10 +238,10 @@ def source(sub: Submodule) -> str:
     places = [f"{mirror}/{path}{end}" for path in (f"{owner}/{name}", name) for end in (".git", "")]
     for address in places if mirror else [sub.url]:
         try:
-            git.run("ls-remote", *_serving(sub, address), address, "HEAD",
+            options = _serving(sub, address)
+            git.run("ls-remote", *options, address, "HEAD",
                     cwd=sub.root, network=True, seconds=PROBE_SECONDS)  # fmt: skip
-            _refuse_partial(sub, address)
-            return address
+            return address, options
         except git.GitError as error:
             why = _unreachable(address, error)
             if "seconds" in str(error):  # a host that does not answer once will not answer later
@@ -258,42 +258,30 @@ def _unreachable(address: str, error: git.GitError) -> Unreachable:
 
 
 def _serving(sub: Submodule, address: str) -> list[str]:
-    """Makes a folder serve what GitHub serves: filters, and commits by name.
+    """Options that make a folder serve what GitHub serves: filters, and commits by name.
 
-    A mirror on a cluster often belongs to somebody else, hence safe.directory.
+    A mirror on a cluster often belongs to somebody else, hence safe.directory. A partial clone,
+    such as a copy of a third_party/NAME from here, is refused: it lacks blobs; asked for one, git
+    fetches it from the clone's own origin, and where that leads back to the clone, without end.
     """
-    folder = _folder(sub, address)
-    if folder is None:
-        return []
-    options = ["uploadpack.allowFilter=true", "uploadpack.allowAnySHA1InWant=true",
-               f"safe.directory={folder}", f"safe.directory={folder}/.git"]  # fmt: skip
-    words = ["git", *(word for option in options for word in ("-c", option)), "upload-pack"]
-    return [f"--upload-pack={shlex.join(words)}"]
-
-
-def _folder(sub: Submodule, address: str) -> Path | None:
-    """The folder that git would fetch from, after `insteadOf` rules; None for another machine."""
+    # the address after `insteadOf` rules
     folder = Path(git.text("ls-remote", "--get-url", address, cwd=sub.root).removeprefix("file://"))
-    return folder if folder.is_absolute() else None
-
-
-def _refuse_partial(sub: Submodule, address: str) -> None:
-    """Raises Unreachable for a partial clone, such as a copy of a third_party/NAME from here.
-
-    It lacks blobs; asked for one, git fetches it from the clone's own origin, and where that leads
-    back to the clone, without end.
-    """
-    folder = _folder(sub, address)
+    if not folder.is_absolute():  # another machine
+        return []
     key = r"^(extensions\.partialclone|remote\..*\.(promisor|partialclonefilter))$"
-    for config in (folder / "config", folder / ".git" / "config") if folder else ():
+    for config in (folder / "config", folder / ".git" / "config"):
         if git.attempt("config", "--file", config, "--get-regexp", key, cwd=sub.root):
             raise Unreachable(
                 f"{folder} is a partial clone, which lacks files; make a whole one with "
                 f"`git clone --mirror {sub.url}`"
             )
+    settings = ["uploadpack.allowFilter=true", "uploadpack.allowAnySHA1InWant=true",
+                f"safe.directory={folder}", f"safe.directory={folder}/.git"]  # fmt: skip
+    words = ["git", *(word for setting in settings for word in ("-c", setting)), "upload-pack"]
+    return [f"--upload-pack={shlex.join(words)}"]
 
 
-def fetch(sub: Submodule, address: str) -> None:
+def fetch(sub: Submodule, address: str, options: list[str]) -> None:
     """Brings the pinned commit into third_party/NAME; may be interrupted and repeated.
 
     The result is what `git submodule update --init` leaves, without history, and without the files
@@ -312,7 +300,7 @@ def fetch(sub: Submodule, address: str) -> None:
         "remote.origin.url": address,
         "remote.origin.fetch": "+refs/heads/*:refs/remotes/origin/*",
     }
-    for option in _serving(sub, address):  # the checkout reads blobs from there, too
+    for option in options:  # the checkout reads blobs from there, too
         settings["remote.origin.uploadpack"] = option.removeprefix("--upload-pack=")
     for key, value in settings.items():
         git.run("--git-dir", git_dir, "config", key, value, cwd=sub.root)

@@ -15,6 +15,7 @@ from PIL import Image
 from ogdm_core import files
 from ogdm_core.trainer.images import load
 from run.data import celeba, cifar10, lsun
+from run.data.__main__ import main
 from run.evaluate.sources import open_source
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (4, 8, 8, 3), dtype=np.uint8)
@@ -114,7 +115,7 @@ BATCHES = {
 def test_cifar10s_batches(tmp_path, data):
     (tmp_path / "data_batch_1").write_bytes(data)
     with pytest.raises(SystemExit, match="data_batch_1 is no batch of CIFAR-10 .*; get it again"):
-        cifar10.main([str(tmp_path), str(tmp_path / "out")])
+        main(["cifar10", str(tmp_path), str(tmp_path / "out")])
 
 
 def test_an_archive_cut_short_by_a_broken_download(tmp_path):
@@ -126,14 +127,14 @@ def test_an_archive_cut_short_by_a_broken_download(tmp_path):
         tar.addfile(info, io.BytesIO(random))
     (tmp_path / cifar10.ARCHIVE).write_bytes(whole.read_bytes()[:100_000])
     with pytest.raises(SystemExit, match=f"{cifar10.ARCHIVE} is damaged .*; get it again"):
-        cifar10.main([str(tmp_path), str(tmp_path / "out")])
+        main(["cifar10", str(tmp_path), str(tmp_path / "out")])
 
 
 def test_celeba_names_the_picture(tmp_path):
     with zipfile.ZipFile(tmp_path / celeba.ARCHIVE, "w") as archive:
         archive.writestr(f"{celeba.FOLDER}/000001.jpg", b"junk")
     with pytest.raises(SystemExit, match="000001.jpg cannot be read as an image"):
-        celeba.main([str(tmp_path), str(tmp_path / "out"), "--first", "1"])
+        main(["celeba", str(tmp_path), str(tmp_path / "out"), "--first", "1"])
 
 
 @pytest.mark.parametrize("text", ["", '{"dataset": "Cel', "[]"])
@@ -142,7 +143,7 @@ def test_a_damaged_record_of_a_preparation(tmp_path, text):
     (tmp_path / "out" / "prepared.json").write_text(text)
     (tmp_path / celeba.FOLDER).mkdir()
     with pytest.raises(SystemExit, match="prepared.json is damaged|was begun as .*another folder"):
-        celeba.main([str(tmp_path), str(tmp_path / "out"), "--first", "1"])
+        main(["celeba", str(tmp_path), str(tmp_path / "out"), "--first", "1"])
 
 
 def test_a_database_that_is_none(tmp_path):

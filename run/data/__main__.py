@@ -1,0 +1,41 @@
+"""Turns a data set's archive into the folder of images that the trainers read.
+
+Can be stopped and started again; counts the images at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from ogdm_core.flags import Parser
+
+from . import celeba, cifar10, lsun
+
+DATASETS = {"celeba": celeba, "cifar10": cifar10, "lsun": lsun}
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """The flags of one data set, all of which take SOURCE and FOLDER."""
+    p = Parser(prog="run/prepare_data.sh", description=__doc__)
+    names = p.add_subparsers(dest="name", required=True, metavar="|".join(DATASETS))
+    for name, module in DATASETS.items():
+        add = names.add_parser(name, description=module.__doc__).add_argument
+        add("source", type=Path, help=module.SOURCE)
+        add("folder", type=Path, help="where the images go")
+        module.arguments(add)
+    return p.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Prepares one data set; a source that cannot be read ends the program with one line."""
+    args = parse(argv)
+    try:
+        DATASETS[args.name].run(args)
+    except (ValueError, OSError) as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()
