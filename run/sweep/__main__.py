@@ -128,8 +128,8 @@ def main(argv: list[str] | None = None) -> int:
     from ogdm_core.trainer.train import check_model
     from run.quickstart.__main__ import classifier_path, ensure_classifier
     from run.quickstart.score import cells
-    from run.tables.__main__ import SLURM, workflow
     from run.tables.jobs import chain
+    from run.tables.workflow import workflow
 
     from . import report
 
@@ -150,8 +150,8 @@ def main(argv: list[str] | None = None) -> int:
     os.environ["OMP_NUM_THREADS"] = "1"  # these networks gain nothing from more
     resources = {"cpus_per_task": 1, "mem_mb": 4_000, "runtime": 240}
     resources |= {"gpu": args.gpus} if args.gpus else {}
-    where = ["--profile", str(SLURM)] if args.slurm else ["--cores", str(args.jobs)]
-    status = workflow(jobs, args.out, "sweep", lambda job: resources, [*where, *args.native])
+    status = workflow(jobs, args.out, "sweep", lambda job: resources, args.native, args.slurm,
+                      args.jobs)  # fmt: skip
     command = shlex.join(["run/sweep.sh", *argv])
     results = report.collect(args, zip(arms, jobs, strict=True), command)
     if not results["rows"]:

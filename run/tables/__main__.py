@@ -5,45 +5,43 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import shlex
-import signal
-import subprocess
 import sys
 from pathlib import Path
 
+from ogdm_core.flags import Parser, number
 from run.provenance import ROOT, cores
+
+from .scale import NAMES
 
 REPRODUCED = (1, 2, 3, 7, 9)
 ASSEMBLED = (4, 8)  # from the others' results
-HERE = Path(__file__).parent
-SLURM = HERE / "slurm"  # Snakemake's profile
 
 
 # fmt: off
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    p = argparse.ArgumentParser(
+    p = Parser(
         prog="run/reproduce_table.sh", usage="run/reproduce_tableN.sh [OPTION...] [-- SNAKEMAKE OPTION...]",
-        description="Reproduces a table of the paper: data, training, sampling, scores, with the backbones' native "
-        "commands, as a Snakemake workflow. Can be stopped at any time; the same command continues.",
+        description=DESCRIPTION, epilog=EPILOG,
     )
     p.add_argument("number", type=int, choices=REPRODUCED, help=argparse.SUPPRESS)
     add = p.add_argument_group("what").add_argument
     add("--rows",        metavar="NAME[,NAME]", action="append", default=[], help="rows by name or glob, as in 'cifar10-edm-*' (default: all; --list shows them)")
-    add("--nfes",        metavar="N[,N]", default="", help="network evaluations (default: the table's)")
-    add("--images",      metavar="N", type=int, default=0, help="samples per cell (default: 50000; 16 in a smoke run)")
-    add("--checkpoint",  metavar="ROW=PATH", action="append", default=[], help="weights to sample in place of training the row; fine-tunes of a baseline that is given start from them")
-    add("--set",         metavar="ROW:--FLAG=VALUE", action="append", default=[], help="a native flag of a row's training (ROW by name or glob), and of its sampling where that has the flag too; ROW:sample:--FLAG=VALUE of its sampling alone")
-    add("--scale",       choices=("paper", "smoke"), default="paper", help="smoke: tiny networks on a few digits, on a CPU, to see that all commands run")
-    add("--seed",        metavar="N", type=int, default=0, help="of training (EDM, LDM) and sampling (default: 0)")
+    add("--nfes",        metavar="N[,N]", type=numbers(1), default=(), help="network evaluations, as in 10,20 (default: the table's)")
+    add("--images",      metavar="N", type=int, default=0, help="samples per cell (default: 50000; 2500 at the cpu scales, 16 in a smoke run)")
+    add("--checkpoint",  metavar="ROW=PATH", type=checkpoint, action="append", default=[], help="weights to sample in place of training the row; fine-tunes of a baseline that is given start from them")
+    add("--set",         metavar="ROW:--FLAG=VALUE", type=native_flag, action="append", default=[], help="a native flag of a row's training (ROW by name or glob), as in 'cifar10-adm-*:--num_heads=4', and of its sampling where that has the flag too; ROW:sample:--FLAG=VALUE of its sampling alone")
+    add("--scale",       choices=NAMES, default="paper", help="cpu: fine-tunes of small networks on digits and their controls, on a CPU, about an hour; cpu-mnist: the same on MNIST, longer; smoke: tiny networks, a few steps, to see that all commands run")
+    add("--seeds",       "--seed", metavar="N[,N]", type=numbers(0), default=(), help="of sampling, of training (EDM, LDM), and of OGDM at the cpu scales; several give mean and spread (default: 0; 0,1,2 at the cpu scales). Baselines are trained by the first one")
+    add("--from-scratch", action="store_true", help="cpu scales: train the baselines, too, in place of the shipped ones")
     add = p.add_argument_group("where and how").add_argument
     add("--gpus",        metavar="N", type=int, default=1, help="processes per command, one per GPU (default: 1)")
     add("--nodes",       metavar="N", type=int, default=1, help="machines per command, with --slurm (default: 1)")
-    add("--jobs",        metavar="N", type=int, default=0, help="commands at a time (default: 1; in a smoke run one per core, at most 4)")
-    add("--slurm",       action="store_true", help="submit the jobs to Slurm: short for -- --profile run/tables/slurm")
-    add("--out",         metavar="DIR", type=Path, help="results (default: out/tables, or out/tables-smoke)")
+    add("--jobs",        metavar="N", type=int, default=0, help="commands at a time (default: 1; on a CPU one per core, at most 4)")
+    add("--slurm",       action="store_true", help="submit the jobs to Slurm: short for -- --profile run/tables/slurm; say the partition after --")
+    add("--out",         metavar="DIR", type=Path, help="results (default: out/tables, out/tables-smoke, out/tables-cpu)")
     add("--data",        metavar="DIR", type=Path, default=Path("data"), help="archives of the data sets; prepared ones go there too (default: data)")
     add("--third-party", metavar="DIR", type=Path, default=ROOT / "third_party", help="the patched codebases (default: third_party)")
     add("--weights",     metavar="FILE", default="", help="Inception's weights")
@@ -52,67 +50,112 @@ def parser() -> argparse.ArgumentParser:
     add = p.add_argument_group("look, run nothing").add_argument
     add("--list",        action="store_true", help="the table's rows and NFEs")
     add("--dry-run",     action="store_true", help="every native command in full")
-    add("--plan",        action="store_true", help="images, evaluations, disk, and hours from a few steps timed on this machine")
+    add("--plan",        action="store_true", help="images, evaluations, disk, and hours from a few steps timed on this machine; what --checkpoint would save")
     add("--table",       action="store_true", help="write the table from what is there now, also while a run goes on")
     return p
+
+
+DESCRIPTION = """\
+Reproduces a table of the paper: data, training, sampling, scores, by the backbones' own commands.
+
+  run/reproduce_table1.sh    Euler's sampler, 12 rows on ADM, EDM and LDM
+  run/reproduce_table2.sh    Heun's method, 2 rows on EDM
+  run/reproduce_table3.sh    S-PNDM and F-PNDM, 16 rows on ADM, EDM and LDM
+  run/reproduce_table4.sh    other methods, and the best of Tables 1 to 3
+  run/reproduce_table7.sh    Heun's method and discriminator guidance, 4 rows on EDM
+  run/reproduce_table8.sh    DDGAN, and the best of Tables 1 to 3
+  run/reproduce_table9.sh    stochastic sampler, 4 rows on ADM
+
+Writes the table with our numbers beside the paper's. Can be stopped at any time; the same command
+continues. The jobs are a Snakemake workflow, on this machine or on a cluster (docs/clusters.md).
+Tables 4 and 8 run nothing: they read the others' results in --out, and name what is missing."""
+EPILOG = """\
+examples:
+  run/reproduce_table1.sh --scale cpu
+  run/reproduce_table1.sh --rows cifar10-edm-ogdm-ft --gpus 8 --plan
+  run/reproduce_table1.sh --slurm --gpus 8 -- --default-resources slurm_partition=gpu
+
+Needs run/setup.sh once, for the codebases. docs/tables.md has more."""
 # fmt: on
 
 
-def options_from(args: argparse.Namespace):
-    """Checked as far as syntax goes; raises ValueError."""
-    nfes = _integers("--nfes", args.nfes)
-    checkpoints = tuple(_pair(text) for text in args.checkpoint)
-    sets = tuple(_set(text) for text in args.set)
-    from run.train.commands import Engine
+def numbers(low: int):
+    """The type of a flag with whole numbers from `low` on, 10,20; large ones first."""
 
-    from .jobs import Options
+    def parse(text: str) -> tuple[int, ...]:
+        one = number(int, low)
+        return tuple(sorted({one(part) for part in text.split(",")}, reverse=low > 0))
 
-    smoke = args.scale == "smoke"
-    jobs = args.jobs or (min(cores(), 4) if smoke else 1)
-    threads = max(1, cores() // jobs) if smoke and jobs > 0 else 0
-    out = args.out or Path("out") / ("tables-smoke" if smoke else "tables")
-    return Options(
-        number=args.number,
-        rows=tuple(name for text in args.rows for name in text.split(",") if name),
-        nfes=nfes, images=args.images, checkpoints=checkpoints, sets=sets, smoke=smoke, out=out.absolute(),
-        data=args.data.absolute(), weights=str(Path(args.weights).absolute()) if args.weights else "",
-        features=args.features, evaluator=args.evaluator, seed=args.seed, jobs=jobs, slurm=args.slurm,
-        engine=Engine(args.gpus, args.nodes, "", args.third_party.absolute(), threads),
-    )  # fmt: skip
+    return parse
 
 
-def _integers(flag: str, text: str) -> tuple[int, ...]:
-    try:
-        values = {int(part) for part in text.split(",") if part.strip()}
-    except ValueError:
-        raise ValueError(f"{flag}: {text!r} is no list of whole numbers, as in 10,20") from None
-    if any(value < 1 for value in values):
-        raise ValueError(f"{flag}: give numbers from 1 on, not {text!r}")
-    return tuple(sorted(values, reverse=True))
-
-
-def _pair(text: str) -> tuple[str, str]:
+def checkpoint(text: str) -> tuple[str, str]:
+    """(row, path or URL) of ROW=PATH."""
     name, equals, path = text.partition("=")
     if not (name and equals and path):
-        raise ValueError(f"--checkpoint: {text!r} is not ROW=PATH")
+        raise argparse.ArgumentTypeError(f"{text!r} is not ROW=PATH")
     return name, path if path.startswith(("http://", "https://")) else str(Path(path).absolute())
 
 
-def _set(text: str) -> tuple[str, str, str, str]:
+def native_flag(text: str) -> tuple[str, str, str, str]:
     """(row, train or sample, flag, value) of ROW:--FLAG=VALUE or ROW:sample:--FLAG=VALUE."""
     row, _, rest = text.partition(":")
     kind, rest = ("sample", rest[7:]) if rest.startswith("sample:") else ("train", rest)
     flag, equals, value = rest.partition("=")
     if not (row and flag and equals):
-        raise ValueError(f"--set: {text!r} is not ROW:--FLAG=VALUE, as in "
-                         "'cifar10-adm-*:--num_heads=4'")  # fmt: skip
+        words = f"{text!r} is not ROW:--FLAG=VALUE, as in 'cifar10-adm-*:--num_heads=4'"
+        raise argparse.ArgumentTypeError(words)
     return row, kind, flag, value
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    """The command line, of any table; ends the program where it is wrong. Needs no package."""
+    cut = argv.index("--") if "--" in argv else len(argv)
+    if argv and argv[0] in map(str, ASSEMBLED):
+        from .assembled import parser as assembled
+
+        return assembled().parse_args(argv)
+    args = parser().parse_args(argv[:cut])
+    args.native = argv[cut + 1 :]
+    return args
+
+
+def options_from(args: argparse.Namespace):
+    """What was asked for, with the scale's defaults."""
+    from run.train.commands import Engine
+
+    from .rows import Options
+    from .scale import get_scale
+
+    scale = get_scale(args.scale)
+    jobs = args.jobs or (min(cores(), 4) if scale.small else 1)
+    threads = max(1, cores() // jobs) if scale.small and jobs > 0 else 0
+    return Options(
+        number=args.number,
+        rows=tuple(name for text in args.rows for name in text.split(",") if name),
+        nfes=args.nfes, images=args.images, checkpoints=tuple(args.checkpoint), sets=tuple(args.set),
+        scale=scale, from_scratch=args.from_scratch, out=out_of(args).absolute(), data=args.data.absolute(),
+        weights=str(Path(args.weights).absolute()) if args.weights else "", features=args.features,
+        evaluator=args.evaluator, seeds=args.seeds or scale.seeds, jobs=jobs, slurm=args.slurm,
+        engine=Engine(args.gpus, args.nodes, "", args.third_party.absolute(), threads),
+    )  # fmt: skip
+
+
+def out_of(args: argparse.Namespace) -> Path:
+    """--out, or the scale's own folder."""
+    return args.out or Path("out") / ("tables" if args.scale == "paper" else f"tables-{args.scale}")
 
 
 def main(argv: list[str] | None = None) -> int:
     """Exit status: 0 all done, 1 some rows stopped, 2 nothing was started, 130 Ctrl-C."""
+    argv = sys.argv[1:] if argv is None else argv
+    args = parse(argv)
     try:
-        return command(sys.argv[1:] if argv is None else argv)
+        if args.number in ASSEMBLED:
+            from . import assembled
+
+            return assembled.main(args, argv)
+        return command(args, argv)
     except KeyboardInterrupt:
         _say("stopped; the same command continues")
         return 130
@@ -121,28 +164,19 @@ def main(argv: list[str] | None = None) -> int:
         return 1
 
 
-def command(argv: list[str]) -> int:
+def command(args: argparse.Namespace, argv: list[str]) -> int:
     """What `main` does, where nothing comes between."""
-    if argv and argv[0] in map(str, ASSEMBLED):
-        from . import assembled
+    options = options_from(args)
+    from . import check, cost
+    from .jobs import chain
+    from .rows import Planner, select_rows
 
-        return assembled.main(argv)
-    cut = argv.index("--") if "--" in argv else len(argv)
-    args, native = parser().parse_args(argv[:cut]), argv[cut + 1 :]
-    try:
-        options = options_from(args)
-    except ValueError as error:
-        _say(f"error: {error}")
-        return 2
-    from . import check, cost, paper
-    from .jobs import Planner, chain, select_rows
-
-    table = paper.table(options.number)
+    table = options.table
     if args.list:
         for name in table.names:
             cells = table.select(name)
-            nfes = [str(cell.nfe) for cell in cells if cell.fid is not None]
-            print(f"{name}  {cells[0].sampler}, NFE {', '.join(nfes)}")
+            there = [c for c in cells if c.fid is not None or options.scale.controls]
+            print(f"{name}  {cells[0].sampler}, NFE {', '.join(str(c.nfe) for c in there)}")
         return 0
     wrong_rows = select_rows(table, options.rows)[1]
     rows = Planner(options).rows()
@@ -168,7 +202,7 @@ def command(argv: list[str]) -> int:
         if problems:
             _say("\nBefore this can run:", *(f"  - {problem}" for problem in problems))
         return 0
-    status = run(options, rows, native)
+    status = run(options, rows, args.native)
     write_table(options, rows, argv)
     return status
 
@@ -176,63 +210,13 @@ def command(argv: list[str]) -> int:
 def run(options, rows, native: list[str]) -> int:
     """Does what is still to be done for these rows; returns Snakemake's exit status."""
     from .cost import resources
+    from .workflow import workflow
 
-    where = ["--profile", str(SLURM)] if options.slurm else ["--cores", str(options.jobs)]
+    if options.engine.threads:
+        os.environ.setdefault("OMP_NUM_THREADS", str(options.engine.threads))
     goals = [job for row in rows for job in row.scores.values()]
-    name = f"table{options.number}"
-    return workflow(goals, options.out, name, resources(options), [*where, *native])
-
-
-def workflow(goals, out: Path, name: str, resources, native: list[str]) -> int:
-    """Has Snakemake do what is still to be done for the jobs `goals`; returns its exit status.
-
-    resources   what a scheduler is told about a job
-    native      Snakemake's options: where, how many at a time
-    """
-    from .jobs import chain, write_plan
-
-    pending, total = chain(goals, pending=True), len(chain(goals))
-    _say(f"{len(goals)} results, {total} jobs, {len(pending)} to do; in {out}")
-    if not pending:
-        return 0
-    for job in pending:
-        job.marker.unlink(missing_ok=True)  # of an output that is gone
-    plan = write_plan(out, name, pending, resources)
-    command = [
-        sys.executable, "-m", "snakemake", "--snakefile", str(HERE / "Snakefile"),
-        "--directory", str(out), "--config", f"plan={plan}",
-        # The keys in the folders' names say what is to be run again. Each job locks its own folder.
-        "--rerun-triggers", "mtime", "--ignore-incomplete", "--nolock", "--keep-going",
-        "--scheduler", "greedy", "--quiet", "host", "reason", *native,
-    ]  # fmt: skip
-    stopped, group = [], []
-
-    def stop(*_: object) -> None:
-        """Ctrl-C, or SIGTERM: ends snakemake and the running commands, once they are known.
-
-        It raises nothing: an exception while snakemake is being started would lose its process.
-        """
-        stopped.append(True)
-        while group:  # once: a second signal would interrupt a command that is about to end
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(group.pop(), signal.SIGINT)
-
-    # Set before it starts: a shell that starts us in the background has SIGINT ignored, and a child
-    # would inherit that.
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        process = subprocess.Popen(command, process_group=0)
-        group.append(process.pid)
-        if stopped:
-            stop()
-        status = process.wait()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    if stopped:
-        _say("stopped; all that is done is kept, and the same command continues")
-        return 130
-    return status
+    return workflow(goals, options.out, f"table{options.number}", resources(options), native,
+                    options.slurm, options.jobs)  # fmt: skip
 
 
 def write_table(options, rows, argv: list[str]) -> None:
@@ -241,8 +225,7 @@ def write_table(options, rows, argv: list[str]) -> None:
 
     command = shlex.join([f"run/reproduce_table{options.number}.sh", *argv[1:]])
     results = table.collect(options, rows, command)
-    print(results["title"], *table.lines(results), sep="\n")
-    print("FID / recall: ours, and the paper's in brackets", flush=True)
+    print(results["title"], *table.lines(results), table.legend(results), sep="\n", flush=True)
     files = table.write_all(results, options.out)
     _say(*table.failures(results), f"{files[0].with_suffix('')}.{{json,csv,md,tex,png}}")
 

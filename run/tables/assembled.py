@@ -6,7 +6,7 @@ scores that the other tables' jobs have left in --out, and names the commands th
 
 from __future__ import annotations
 
-import json
+import argparse
 import shlex
 from datetime import UTC, datetime
 from itertools import groupby
@@ -17,7 +17,9 @@ from ogdm_core.flags import Parser
 from run.provenance import commit, versions
 
 from . import paper, table
-from .job import PACKAGES
+from .jobs import read_json
+from .scale import get_scale
+from .worker import PACKAGES
 
 # Row of the table -> the table and row that it repeats; by NFE where the paper took the best.
 _OGDM = {25: (2, "cifar10-edm-ogdm-ft-heun"), 20: (1, "cifar10-edm-ogdm-ft"),
@@ -45,17 +47,23 @@ NOTES = {
 }
 
 
-def main(argv: list[str]) -> int:
-    """`python -m run.tables 4 [--out DIR]`; the exit status is 0 also where numbers are missing."""
-    number = int(argv[0])
-    p = Parser(prog=f"run/reproduce_table{number}.sh", description=__doc__)
+def parser() -> Parser:
+    """The command line, `python -m run.tables 4 [--out DIR]`."""
+    p = Parser(prog="run/reproduce_table.sh", usage="run/reproduce_tableN.sh [OPTION...]",
+               description=__doc__)  # fmt: skip
     add = p.add_argument
+    add("number", type=int, choices=tuple(SOURCES), help=argparse.SUPPRESS)
     add("--out", metavar="DIR", type=Path, help="where the tables are (default: out/tables)")
     add("--scale", choices=("paper", "smoke"), default="paper", help="smoke: of smoke runs")
     add("--list", action="store_true", help="the table's rows, and the rows they repeat")
     add("--table", action="store_true", help="what happens anyway: write the table")
     add("--dry-run", action="store_true", help="the commands that make what is missing, no table")
-    args = p.parse_args(argv[1:])
+    return p
+
+
+def main(args: argparse.Namespace, argv: list[str]) -> int:
+    """Exit status 0 also where numbers are missing."""
+    number = args.number
     if args.list:
         for name in paper.table(number).names:
             sources = [source(cell, number) for cell in paper.table(number).select(name)]
@@ -64,8 +72,9 @@ def main(argv: list[str]) -> int:
         return 0
     smoke = args.scale == "smoke"
     out = args.out or Path("out") / ("tables-smoke" if smoke else "tables")
+    command = shlex.join([f"run/reproduce_table{number}.sh", *argv[1:]])
     words = ["--out", str(args.out)] * bool(args.out) + ["--scale", "smoke"] * smoke
-    results = collect(number, out.absolute(), smoke, shlex.join([p.prog, *argv[1:]]))
+    results = collect(number, out.absolute(), smoke, command)
     results["notes"] += missing(results, words)
     if args.dry_run:
         print(*missing(results, words), sep="\n")
@@ -90,11 +99,9 @@ def scores(out: Path, number: int, row: str, nfe: int) -> dict[str, Any]:
     pattern = f"{first.preset}.{first.sampler}-{nfe}.score-*/done.json"
     done = sorted((out / "stages").glob(pattern), key=lambda file: file.stat().st_mtime)
     for file in reversed(done):
-        record = json.loads(file.read_text())
-        if Path(record["output"]).is_file():
-            return json.loads(Path(record["output"]).read_text()) | {
-                "commands": [record["command"]]
-            }
+        record = read_json(file)
+        if found := read_json(Path(record.get("output", ""))):
+            return found | {"commands": [record["command"]]}
     return {}
 
 
@@ -105,9 +112,10 @@ def collect(number: int, out: Path, smoke: bool, command: str) -> dict[str, Any]
     rows = [_row(list(cells), number, out) for _, cells in by_row]
     methods = "".join(row["method"] for row in rows)
     return {
-        "title": f"{table.SMOKE_TITLE} ({title})" if smoke else title,
+        "title": f"{get_scale('smoke').title} ({title})" if smoke else title,
         "number": number,
         "smoke": smoke,
+        "controls": False,
         "command": command,
         "written": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": commit(),

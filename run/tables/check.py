@@ -9,16 +9,17 @@ import shutil
 from pathlib import Path
 
 from run.train import commands
-from run.train.presets import PRESETS, Preset
+from run.train.presets import Preset, get_preset
 
-from . import paper
-from .jobs import EDM_ZIP, REFERENCE_SIZE, SOURCES, Options, Row, chain, presets_of, reachable
+from .datasets import EDM_ZIP, REFERENCE_SIZE, SOURCES
+from .jobs import chain
+from .rows import Options, Row, presets_of, reachable
+from .scale import CLASSIFIER
 
 PACKAGES = {"adm": ("mpi4py", "blobfile"), "edm": ("click", "psutil"),
             "ldm": ("pytorch_lightning", "omegaconf", "einops")}  # fmt: skip
 # GB of a checkpoint at the paper's size: network, EMA, two moments of Adam, and D with its own.
 CHECKPOINT_GB = {"adm": 1.2, "edm": 1.2, "ldm": 5.5}
-SMOKE_GB = 1.0
 LEAST_IMAGES = 4  # recall looks at three neighbours of each
 FIRST_STAGE = "models/first_stage_models/kl-f8/model.ckpt"
 
@@ -30,7 +31,7 @@ def problems(options: Options, rows: list[Row]) -> list[str]:
         found.append("snakemake cannot be imported; pip install -e '.[tables]' brings it")
     for backbone in dict.fromkeys(row.preset.backbone for row in rows):
         found += _upstream(options, backbone)
-    if not options.smoke:
+    if not options.scale.data:
         found += _data(options, rows) + _first_stage(options, rows)
     return found + _evaluator(options) + _disk(options, rows)
 
@@ -46,7 +47,7 @@ def _settings(options: Options, rows: list[Row]) -> list[str]:
     if options.images and options.images < LEAST_IMAGES:
         found.append(f"--images: {options.images}; FID and recall need {LEAST_IMAGES} at the "
                      "least, the paper took 50000")  # fmt: skip
-    names = presets_of(paper.table(options.number))
+    names = presets_of(options.table)
     for pattern, *_ in options.sets:
         if not fnmatch.filter(names, pattern):
             found.append(f"--set: Table {options.number} has no row {pattern!r}; --list shows them")
@@ -55,14 +56,14 @@ def _settings(options: Options, rows: list[Row]) -> list[str]:
     samplers = sorted({row.sampler for row in rows})
     for nfe in options.nfes:
         if samplers and not any(reachable(sampler, nfe) for sampler in samplers):
-            nfes = ", ".join(map(str, paper.table(options.number).nfes))
+            nfes = ", ".join(map(str, options.table.nfes))
             found.append(f"--nfes: {', '.join(samplers)} cannot spend exactly {nfe}; the table "
                          f"has {nfes}")  # fmt: skip
     for preset in trained(rows):
         found += engine.check(preset)
     if engine.nodes > 1 and not options.slurm:
         found.append("--nodes: on several nodes it is Slurm that starts the jobs; add --slurm")
-    if not options.smoke and engine.gpus > 1 and engine.nodes == 1 and not options.slurm:
+    if not options.scale.small and engine.gpus > 1 and engine.nodes == 1 and not options.slurm:
         import torch
 
         if 0 < (there := torch.cuda.device_count()) < engine.gpus:
@@ -71,7 +72,7 @@ def _settings(options: Options, rows: list[Row]) -> list[str]:
 
 
 def _checkpoints(options: Options) -> list[str]:
-    table = paper.table(options.number)
+    table = options.table
     known, found, seen = presets_of(table), [], {}
     for name, path in options.checkpoints:
         if name not in known:
@@ -81,7 +82,7 @@ def _checkpoints(options: Options) -> list[str]:
         if seen.setdefault(known[name], path) != path:
             found.append(f"--checkpoint: {known[name]} is given as {seen[known[name]]} and as "
                          f"{path}; give one")  # fmt: skip
-        url, backbone = path.startswith(("http://", "https://")), PRESETS[known[name]].backbone
+        url, backbone = path.startswith(("http://", "https://")), get_preset(known[name]).backbone
         if url and backbone != "edm":
             found.append(f"--checkpoint: {name}: only EDM's scripts read URLs; download {path}")
         elif not url and not Path(path).is_file():
@@ -146,7 +147,8 @@ def _evaluator(options: Options) -> list[str]:
     if options.evaluator == "adm":
         found = []
         if options.net:
-            what = "--features" if options.features else "--scale smoke's features"
+            scale = f"--scale {options.scale.name}'s features"
+            what = "--features" if options.features else scale
             found.append(f"--evaluator adm: guided-diffusion's knows Inception only, not {what}; "
                          "leave out one of the two")  # fmt: skip
         if not adm.EVALUATOR.is_file():
@@ -156,6 +158,8 @@ def _evaluator(options: Options) -> list[str]:
             found.append(f"--weights {weights}: no such file; guided-diffusion's evaluator reads "
                          f"{adm.GRAPH}, and fetches it without the flag")  # fmt: skip
         return found
+    if options.net == CLASSIFIER:
+        return []
     try:
         check_features(options.net, None if options.net else weights)
     except ValueError as error:
@@ -183,8 +187,8 @@ def checkpoints_kept(preset: Preset) -> int:
 
 def disk_gb(options: Options, rows: list[Row]) -> dict[str, float]:
     """GB that the data sets, the checkpoints and the samples of these rows take."""
-    if options.smoke:
-        return {"smoke run": SMOKE_GB}
+    if options.scale.gigabytes:
+        return {f"{options.scale.name} run": options.scale.gigabytes}
     data = {row.preset.dataset: SOURCES[row.preset.dataset].gigabytes for row in rows}
     cell = {name: options.samples * 3 * SOURCES[name].size ** 2 / 1e9 for name in data}
     samples = sum(len(row.samples) * cell[row.preset.dataset] for row in rows)
@@ -203,7 +207,7 @@ def used_gb(path: Path) -> float:
 
 def _disk(options: Options, rows: list[Row]) -> list[str]:
     need = sum(disk_gb(options, rows).values()) - used_gb(options.out)
-    if not options.smoke:
+    if not options.scale.data:
         extra = {"cifar10": EDM_ZIP, "lsun-church": f"lsun-{REFERENCE_SIZE}"}
         for name in dict.fromkeys(row.preset.dataset for row in rows):
             there = [options.data / SOURCES[name].folder, options.data / extra.get(name, "-")]

@@ -18,28 +18,43 @@ from run.train import commands
 from run.train.presets import Preset
 
 from . import check
-from .jobs import Job, Options, Row, chain, module, read_json
+from .jobs import Job, chain, module, read_json
+from .rows import Options, Row
 
 # Minutes and MB of memory (per process) of jobs that were not timed.
-MINUTES = {"data": 240, "train": 7 * 1440, "guide": 480, "sample": 1440, "score": 240}
-MEMORY = {"data": 8_000, "train": 24_000, "guide": 24_000, "sample": 24_000, "score": 48_000}
+MINUTES = {
+    "data": 240,
+    "weights": 60,
+    "train": 7 * 1440,
+    "guide": 480,
+    "sample": 1440,
+    "score": 240,
+}
+MEMORY = {
+    "data": 8_000,
+    "weights": 8_000,
+    "train": 24_000,
+    "guide": 24_000,
+    "sample": 24_000,
+    "score": 48_000,
+}
 
 
 def resources(options: Options) -> Callable[[Job], dict[str, Any]]:
     """What a scheduler is told about a job; `runtime` is in minutes."""
-    times = read_json(options.out / "measured.json")
+    times, small = read_json(options.out / "measured.json"), options.scale.small
 
     def of(job: Job) -> dict[str, Any]:
         processes, nodes = (job.engine.gpus, job.engine.nodes) if job.engine else (1, 1)
         each = 1 if nodes > 1 else processes  # the processes of one task; see below
         seconds = job_seconds(options, job, times)
         found: dict[str, Any] = {
-            "cpus_per_task": each * (max(1, options.engine.threads) if options.smoke else 8),
-            "mem_mb": (2_000 if options.smoke else MEMORY[job.kind]) * processes // nodes,
+            "cpus_per_task": each * (max(1, options.engine.threads) if small else 8),
+            "mem_mb": (2_000 if small else MEMORY[job.kind]) * processes // nodes,
             "runtime": round(seconds / 60 * 1.5) + 60 if seconds else MINUTES[job.kind],
             "nodes": nodes,
         }  # fmt: skip
-        if job.kind != "data" and not options.smoke:
+        if job.kind != "data" and not small:
             found["gpu"] = processes
         if nodes > 1:  # a task per process, and snakemake leaves starting them to the command
             several = processes > nodes
@@ -122,10 +137,11 @@ def print_plan(options: Options, rows: list[Row], say: Callable[[str], Any] = pr
     A training that several rows share is counted for the first of them.
     """
     left = chain((job for row in rows for job in row.scores.values()), pending=True)
-    if options.smoke:
+    if options.scale.small:
         total = len(chain(job for row in rows for job in row.scores.values()))
-        say(f"smoke run: {len(left)} of {total} commands left, some seconds each, {options.jobs} "
-            f"at a time; {check.SMOKE_GB:.0f} GB at most")  # fmt: skip
+        each = f"{sum(job.kind == 'train' for job in left)} of them trainings"
+        say(f"{options.scale.name} run: {len(left)} of {total} commands left, {each}, "
+            f"{options.jobs} at a time; {options.scale.gigabytes:.0f} GB at most")  # fmt: skip
         return
     times = times_of(options, left, lambda text: print(text, file=sys.stderr))
     say(f"Left to do for Table {options.number}, {options.engine.gpus} process(es) per command")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from run.train.presets import DISCRETISATION, PRESETS, Preset
+from run.train.presets import DISCRETISATION, Preset, get_preset
 
 CAPTIONS = {
     1: "FID and recall over NFE: Euler projection, Euler sampler",
@@ -58,7 +58,7 @@ class Row:
 
     @property
     def trained_by(self) -> Preset | None:
-        return PRESETS[self.preset] if self.preset else None
+        return get_preset(self.preset) if self.preset else None
 
     @property
     def training(self) -> str | None:

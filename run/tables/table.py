@@ -1,33 +1,33 @@
 """A table from what is there: the paper's number and ours for every cell, as JSON, CSV, Markdown,
-LaTeX, and a picture of FID over NFE."""
+LaTeX, and a picture of FID over NFE. Several seeds give a mean and a standard deviation; a table
+with controls has the change against them in place of the paper's numbers."""
 
 from __future__ import annotations
 
 import csv
 import io
-import json
 import textwrap
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 from ogdm_core.files import write_json, write_text
 from run.provenance import commit, versions
 
-from . import paper
-from .job import LOG, PACKAGES
-from .jobs import Job, Options, Row
+from .jobs import Job, read_json
+from .rows import Options, Row
+from .worker import LOG, PACKAGES
 
 OPEN = "–"
 DIGITS = {"fid": 2, "recall": 3}  # as the paper prints them
 DATASETS = {"cifar10": "CIFAR-10", "celeba64": "CelebA", "lsun-church": "LSUN Church"}
-SMOKE_TITLE = (
-    "SMOKE RUN: tiny networks, a few steps, a few digits. These numbers mean nothing but that the "
-    "pipeline works"
-)
+KEPT = ("fid", "recall", "precision", "sfid", "reference_images", "sample_images")
 CSV = ("row", "dataset", "method", "sampler", "nfe", "status", "fid", "paper_fid", "recall",
-       "paper_recall", "reference_images", "sample_images", "failed_job", "title")  # fmt: skip
+       "paper_recall", "reference_images", "sample_images", "failed_job", "title", "fid_sd",
+       "recall_sd", "seeds", "change", "paper_change")  # fmt: skip
 
 
 # ---- what is there ------------------------------------------------------------------------------
@@ -35,55 +35,70 @@ CSV = ("row", "dataset", "method", "sampler", "nfe", "status", "fid", "paper_fid
 
 def collect(options: Options, rows: list[Row], command: str) -> dict[str, Any]:
     """One entry per row; the other files are written from it, and it is table<N>.json."""
-    table = paper.table(options.number)
+    table, scale = options.table, options.scale
     title = f"Table {table.number}. {table.caption}"
-    return {
-        "title": f"{SMOKE_TITLE} ({title})" if options.smoke else title,
+    results = {
+        "title": f"{scale.title} ({title})" if scale.title else title,
         "number": table.number,
-        "smoke": options.smoke,
+        "scale": scale.name,
+        "smoke": scale.name == "smoke",
+        "controls": scale.controls,
         "samples": options.samples,
-        "seed": options.seed,
+        "seeds": list(options.seeds),
         "command": command,
         "written": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": commit(),
         "versions": versions(PACKAGES),
-        "rows": [_row(row) for row in rows],
+        "rows": [_row(options, list(seeds)) for _, seeds in groupby(rows, key=lambda r: r.name)],
     }
+    if scale.controls:
+        for (_, control), (_, row) in zip(
+            _numbered(results, 0), _numbered(results, 1), strict=True
+        ):
+            _compare(control, row)
+    return results
 
 
-def _row(row: Row) -> dict[str, Any]:
+def _row(options: Options, rows: Sequence[Row]) -> dict[str, Any]:
+    """A row from its runs by one seed each."""
+    row = rows[0]
     first = next(iter(row.cells.values()))
     nfes = dict.fromkeys([*row.cells, *row.scores, *row.others])
     conditional = " cond." if first.conditional else ""
+    dataset = options.scale.data if options.scale.controls else DATASETS[first.dataset]
     return {
         "row": row.name,
-        "dataset": f"{DATASETS[first.dataset]} ({first.backbone.upper()}{conditional})",
+        "dataset": f"{dataset} ({first.backbone.upper()}{conditional})",
         "method": first.method,
         "sampler": row.sampler,
         "preset": row.preset.name,
-        "projection": first.projection,
-        "k": first.k,
-        "gamma": first.gamma,
+        "projection": row.preset.projection,
+        "k": row.preset.k,
+        "gamma": row.preset.gamma,
         "checkpoint": row.checkpoint,
-        "failed": failure(row.chain(pending=True)),
-        "cells": [_cell(row, nfe) for nfe in sorted(nfes, reverse=True)],
+        "failed": next(filter(None, (failure(r.chain(pending=True)) for r in rows)), None),
+        "cells": [_cell(rows, nfe) for nfe in sorted(nfes, reverse=True)],
     }
 
 
 def failure(pending: list[Job]) -> dict[str, str] | None:
     """The first of these jobs whose last attempt did not end well, with the reason."""
     for job in pending:
-        if state := job.state():
+        state, log = job.state(), str(job.folder / LOG)
+        if state:
             # No word about the end: killed, or running this very moment.
             reason = state.get("reason", f"begun on {state.get('host')} and not finished")
             status = "failed" if state.get("status") == "failed" else "stopped"
-            return {"job": job.name, "status": status, "reason": reason,
-                    "log": str(job.folder / LOG)}  # fmt: skip
+            return {"job": job.name, "status": status, "reason": reason, "log": log}
+        if job.damaged():
+            reason = f"{job.output} is damaged; the same command makes it again"
+            return {"job": job.name, "status": "damaged", "reason": reason, "log": log}
     return None
 
 
-def _cell(row: Row, nfe: int) -> dict[str, Any]:
-    reported = row.cells.get(nfe)
+def _cell(rows: Sequence[Row], nfe: int) -> dict[str, Any]:
+    """The mean over the seeds that are there, with their standard deviation and each number."""
+    reported = rows[0].cells.get(nfe)
     cell = {
         "nfe": nfe,
         "paper_fid": reported.fid_text if reported else None,
@@ -91,23 +106,49 @@ def _cell(row: Row, nfe: int) -> dict[str, Any]:
         "fid": None,
         "recall": None,
     }
-    if nfe not in row.scores:
-        reason = "the sampler cannot spend exactly this many" if nfe in row.others else ""
+    if nfe not in rows[0].scores:
+        reason = "the sampler cannot spend exactly this many" if nfe in rows[0].others else ""
         return cell | {"status": "not asked for", "reason": reason}
+    found = [(row.seed, _scores(row, nfe)) for row in rows]
+    done = {seed: scores for seed, scores in found if scores["status"] == "done"}
+    cell["status"] = next((s["status"] for _, s in found if s["status"] != "done"), "done")
+    if not done:
+        return cell
+    cell = next(iter(done.values())) | cell
+    if len(rows) > 1:
+        cell["seeds"] = {seed: {n: s.get(n) for n in DIGITS} for seed, s in done.items()}
+        cell["commands"] = [command for s in done.values() for command in s["commands"]]
+    for name in ("fid", "recall", "precision"):
+        values = [s[name] for s in done.values() if s.get(name) is not None]
+        cell[name] = fmean(values) if values else None
+        if len(rows) > 1:
+            cell[f"{name}_sd"] = stdev(values) if len(values) > 1 else None
+    return cell
+
+
+def _scores(row: Row, nfe: int) -> dict[str, Any]:
+    """What one seed's jobs left."""
     score, sample = row.scores[nfe], row.samples[nfe]
     record = score.record()
     if record is None:
         found = failure([job for job in (sample, score) if job.record() is None])
-        return cell | {"status": found["status"] if found else "open"}
-    scores = json.loads(score.output.read_text())
-    kept = ("fid", "recall", "precision", "sfid", "reference_images", "sample_images")
+        return {"status": found["status"] if found else "open"}
     made = [job for job in (sample.record(), record) if job]  # samples may be deleted since
-    return cell | {
+    scores = read_json(score.output)
+    return {
         "status": "done",
-        **{name: scores.get(name) for name in kept},
+        **{name: scores.get(name) for name in KEPT},
         "images": str(sample.output),
         "commands": [job["command"] for job in made],
     }
+
+
+def _compare(control: dict, row: dict) -> None:
+    """Adds the change of FID against the control in per cent, ours and the paper's."""
+    for cell, before in zip(row["cells"], control["cells"], strict=True):
+        for name, value in (("change", "fid"), ("paper_change", "paper_fid")):
+            a, b = before[value], cell[value]
+            cell[name] = None if a is None or b is None else 100 * (float(b) / float(a) - 1)
 
 
 # ---- files --------------------------------------------------------------------------------------
@@ -137,10 +178,31 @@ def cell_of(row: dict, nfe: int) -> dict:
 
 
 def ours(cell: dict, name: str) -> str:
-    """Our number with the paper's digits, or in a word why there is none."""
-    if cell["status"] in ("failed", "stopped"):
+    """Our number with the paper's digits, ± its spread, or in a word why there is none."""
+    if cell["status"] in ("failed", "stopped", "damaged"):
         return cell["status"]
-    return OPEN if cell[name] is None else f"{cell[name]:.{DIGITS[name]}f}"
+    if cell[name] is None:
+        return OPEN
+    digits = DIGITS[name] + ("seeds" in cell and name == "fid")  # small networks' FIDs are small
+    spread = cell.get(f"{name}_sd")
+    return f"{cell[name]:.{digits}f}" + (f" ± {spread:.{digits}f}" if spread is not None else "")
+
+
+def per_cent(value: float | None) -> str:
+    """A change of FID."""
+    return OPEN if value is None else f"{value:+.0f} %"
+
+
+def legend(results: dict) -> str:
+    """What the numbers of a cell are."""
+    if not results["controls"]:
+        return "FID / recall: ours, and the paper's in brackets."
+    n = len(results["seeds"])
+    spread = f", mean ± standard deviation of {n} seeds" if n > 1 else ""
+    return (
+        f"FID / recall{spread}; change: OGDM's FID against the control's, and in brackets the "
+        "paper's, against the baseline, on its own data."
+    )
 
 
 def failures(results: dict) -> list[str]:
@@ -163,8 +225,17 @@ def lines(results: dict) -> list[str]:
     nfes = nfes_of(results)
     rows = [["dataset (backbone)", "method", *(f"NFE {nfe}" for nfe in nfes)]]
     for row in results["rows"]:
+        cells = [cell_of(row, nfe) for nfe in nfes]
         rows.append([row["dataset"], method_of(results, row)])
-        for cell in (cell_of(row, nfe) for nfe in nfes):
+        if results["controls"]:
+            both = [(ours(cell, "fid"), ours(cell, "recall")) for cell in cells]
+            rows[-1] += [a if a == b else f"{a} / {b}" for a, b in both]
+            if any("change" in cell for cell in cells):
+                changes = [(cell.get("change"), cell.get("paper_change")) for cell in cells]
+                rows.append([row["dataset"], "change", *(
+                    f"{per_cent(a)} ({per_cent(b)})" for a, b in changes)])  # fmt: skip
+            continue
+        for cell in cells:
             pairs = [(ours(cell, "fid"), ours(cell, "recall")),
                      (cell["paper_fid"] or OPEN, cell["paper_recall"] or OPEN)]  # fmt: skip
             # One word if both say the same, such as that there is no number.
@@ -180,13 +251,14 @@ def to_markdown(results: dict) -> str:
     stopped = [f"- {line}" for line in failures(results)]
     notes = [text for line in results.get("notes", ()) for text in (line, "")]
     made = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
-    settings = ("{samples:,} samples per cell, seed {seed}. " if "seed" in results else "").format(
-        **results
-    )
+    settings = ""
+    if "seeds" in results:
+        seeds = ", ".join(map(str, results["seeds"]))
+        settings = f"{results['samples']:,} samples per cell, seed {seeds}. "
     return "\n".join([
-        f"# {results['title']}", "", "FID / recall: ours, and the paper's in brackets.", "",
+        f"# {results['title']}", "", legend(results), "",
         *lines(results), "", *notes, *(["Rows that stopped:", "", *stopped, ""] if stopped else []),
-        f"![FID over NFE, ours and the paper's](table{results['number']}.png)", "",
+        f"![FID over NFE](table{results['number']}.png)", "",
         f"{settings}Made by", "",
         f"    {results['command']}", "",
         f"at {results['written']}, commit {results['commit']}, {made}.", "",
@@ -201,8 +273,15 @@ def to_csv(results: dict) -> str:
     for row in results["rows"]:
         failed = row["failed"]["job"] if row["failed"] else ""
         for cell in row["cells"]:
-            writer.writerow(row | cell | {"failed_job": failed, "title": results["title"]})
+            seeds = len(cell["seeds"]) if "seeds" in cell else ""
+            more = {"failed_job": failed, "title": results["title"], "seeds": seeds}
+            writer.writerow(row | cell | more)
     return out.getvalue()
+
+
+def _numbered(results: dict, which: int) -> list[tuple[tuple[str, str], dict]]:
+    """The first (0) or second (1) row of each group."""
+    return [(place, rows[which]) for place, rows in _groups(results) if len(rows) > 1]
 
 
 def _groups(results: dict) -> list[tuple[tuple[str, str], list[dict]]]:
@@ -223,7 +302,8 @@ def to_latex(results: dict) -> str:
         f"% commit {results['commit']}, {results['written']}",
         r"\begin{table*}[t]",
         r"    \centering",
-        rf"    \caption{{{_escape(results['title'])}. In grey: the paper's numbers.}}",
+        rf"    \caption{{{_escape(results['title'])}."
+        rf"{'' if results['controls'] else ' In grey: the paper' + chr(39) + 's numbers.'}}}",
         rf"    \begin{{tabular}}{{cl{'cc' * len(nfes)}}}",
         r"    \toprule",
         rf"    \multicolumn{{2}}{{c}}{{NFEs}} & {heads} \\",
@@ -234,13 +314,14 @@ def to_latex(results: dict) -> str:
     ]
     for i, ((dataset, _), rows) in enumerate(_groups(results)):
         text.append(rf"    \cmidrule(lr){{1-{2 * len(nfes) + 2}}}" if i else r"    \midrule")
-        text.append(rf"    \multirow{{{2 * len(rows)}}}{{*}}{{{_escape(dataset)}}}")
+        height = len(rows) * (1 if results["controls"] else 2)
+        text.append(rf"    \multirow{{{height}}}{{*}}{{{_escape(dataset)}}}")
         for row in rows:
             mine = [_bold(rows, row, nfe, name) for nfe in nfes for name in DIGITS]
             theirs = [cell_of(row, nfe)[f"paper_{name}"] or "--" for nfe in nfes for name in DIGITS]
             grey = [rf"\textcolor{{gray}}{{{number}}}" for number in ("the paper's", *theirs)]
             text.append(" & ".join(["    ", _escape(method_of(results, row)), *mine]) + r" \\")
-            text.append(" & ".join(["    ", *grey]) + r" \\")
+            text += [] if results["controls"] else [" & ".join(["    ", *grey]) + r" \\"]
     text += [r"    \bottomrule", r"    \end{tabular}", r"\end{table*}"]
     text += [f"% {line}" for line in (*results.get("notes", ()), *failures(results))]
     return "\n".join(text) + "\n"
@@ -250,13 +331,20 @@ def _bold(rows: list[dict], row: dict, nfe: int, name: str) -> str:
     """Our number, bold if it is the lowest FID or the highest recall of two rows at the least."""
     text = ours(cell_of(row, nfe), name).replace(OPEN, "--")
     values = [ours(cell_of(r, nfe), name) for r in rows if cell_of(r, nfe)[name] is not None]
-    best = (min if name == "fid" else max)(values, key=float) if len(values) > 1 else None
-    return rf"\textbf{{{text}}}" if text == best else text
+    key = lambda text: float(text.split()[0])  # noqa: E731
+    best = (min if name == "fid" else max)(values, key=key) if len(values) > 1 else None
+    text, bold = text.replace("±", r"$\pm$"), text == best
+    return rf"\textbf{{{text}}}" if bold else text
 
 
 def _escape(text: str) -> str:
     text = "".join(f"\\{c}" if c in "&%$#_{}" else c for c in text)
-    return text.replace("–", "--").replace("†", r"$\dagger$").replace("‡", r"$\ddagger$")
+    return (
+        text.replace("–", "--")
+        .replace("±", r"$\pm$")
+        .replace("†", r"$\dagger$")
+        .replace("‡", r"$\ddagger$")
+    )
 
 
 def plot(results: dict, path: Path) -> Path:
@@ -272,6 +360,11 @@ def plot(results: dict, path: Path) -> Path:
     size = (max(3.3 * width, 5.0), 2.6 * height + 0.9)
     fig, axes = figure(height, width, size=size, squeeze=False, layout="constrained")
     methods = list(dict.fromkeys(row["method"] for row in results["rows"]))
+    lines = (
+        [("fid", "-", "")]
+        if results["controls"]
+        else [("paper_fid", "--", "white"), ("fid", "-", "")]
+    )
     looks = {}  # colour and marker; markers differ where there are more methods than colours
     for i, method in enumerate(methods):
         marker = MARKERS[(i + i // 7) % 7] if len(methods) > len(PALETTE) else "o"
@@ -279,10 +372,13 @@ def plot(results: dict, path: Path) -> Path:
     for ax, ((dataset, sampler), rows) in zip(axes.flat, groups, strict=False):
         for row in rows:
             colour, marker = looks[row["method"]]
-            for name, line, face in (("paper_fid", "--", "white"), ("fid", "-", colour)):
-                points = [(c["nfe"], float(c[name])) for c in row["cells"] if c[name] is not None]
-                if points:
-                    ax.plot(*zip(*points, strict=True), line + marker, color=colour, mfc=face)
+            for name, line, face in lines:
+                cells = [c for c in row["cells"] if c[name] is not None]
+                at = [c["nfe"] for c in cells], [float(c[name]) for c in cells]
+                spread = [c.get(f"{name}_sd") or 0.0 for c in cells]
+                if cells:
+                    ax.errorbar(*at, spread if any(spread) else None, fmt=line + marker,
+                                color=colour, mfc=face or colour)  # fmt: skip
         title = f"{dataset}, {sampler_name(sampler)}"
         ax.set(title=title, xlabel="NFE", ylabel="FID", yscale="log")
         nfes = sorted({c["nfe"] for row in rows for c in row["cells"]})
@@ -296,8 +392,11 @@ def plot(results: dict, path: Path) -> Path:
         ax.set_axis_off()
     keys = [Line2D([], [], color=c, marker=m if m != "o" else None, label=method)
             for method, (c, m) in looks.items()]  # fmt: skip
-    keys.append(Line2D([], [], color=GREY, marker="o", label="ours"))
-    keys.append(Line2D([], [], color=GREY, marker="o", ls="--", mfc="white", label="the paper's"))
+    if not results["controls"]:
+        keys.append(Line2D([], [], color=GREY, marker="o", label="ours"))
+        keys.append(
+            Line2D([], [], color=GREY, marker="o", ls="--", mfc="white", label="the paper's")
+        )
     fig.legend(handles=keys, loc="outside lower center", ncols=min(len(keys), int(size[0] / 1.2)))
     fig.suptitle("\n".join(textwrap.wrap(results["title"], int(size[0] * 13))), fontsize=10)
     return save(fig, path, results["command"], small_print=False)

@@ -20,8 +20,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ogdm_core.config import OGDMConfig
-from ogdm_core.flags import to_flags
 from run.provenance import ROOT
 
 from .presets import DISCRETISATION, Preset
@@ -190,13 +188,24 @@ def train(
     return command
 
 
-def _ogdm(preset: Preset) -> dict[str, str]:
+def ogdm_flags(backbone: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of the method, {"k": 0.2}, in the backbone's own spelling."""
+    spell = {"adm": "--ogdm_{}".format, "edm": lambda n: f"--ogdm-{n.replace('_', '-')}",
+             "ldm": "model.params.ogdm.{}".format}[backbone]  # fmt: skip
+    return {spell(name): value for name, value in settings.items()}
+
+
+def _ogdm(preset: Preset) -> dict[str, Any]:
     """What Table 5 says of the method. The rest are defaults, which a recipe may change."""
     if not preset.ogdm:
         return {}
-    config = OGDMConfig(projection=preset.projection, k=preset.k, gamma=preset.gamma)
-    said = ("ogdm", "ogdm_projection", "ogdm_k", "ogdm_gamma")
-    return {name: value for name, value in to_flags(config).items() if name in said}
+    on = (
+        {"model.target": "ogdm_core.splice.ldm.OGDMLatentDiffusion"}
+        if preset.backbone == "ldm"
+        else {"--ogdm": True}
+    )
+    said = {"projection": preset.projection, "k": preset.k, "gamma": preset.gamma}
+    return on | ogdm_flags(preset.backbone, said)
 
 
 ADM_MODEL = {
@@ -225,7 +234,7 @@ def _train_adm(preset: Preset, engine: Engine, data, out, init, seed) -> dict[st
         "--data_dir": data, **adm_model(preset), "--schedule_sampler": "uniform", "--lr": "1e-4",
         "--ema_rate": "0.9999", "--batch_size": preset.batch // engine.gpus,
         "--lr_anneal_steps": preset.steps, **({"--init_checkpoint": init} if init else {}),
-        **{f"--{name}": value for name, value in _ogdm(preset).items()},
+        **_ogdm(preset),
     }  # fmt: skip
 
 
@@ -247,7 +256,7 @@ def _train_edm(preset: Preset, engine: Engine, data, out, init, seed) -> dict[st
     if preset.training == "finetune":
         released = EDM_PRETRAINED.format("cond" if preset.conditional else "uncond")
         flags |= {"--transfer": init or released, "--lr-rampup": 0}
-    return flags | {f"--{n.replace('_', '-')}": value for n, value in _ogdm(preset).items()}
+    return flags | _ogdm(preset)
 
 
 LDM_BASE = "configs/latent-diffusion/lsun_churches-ldm-kl-8.yaml"
@@ -269,11 +278,7 @@ def _train_ldm(preset: Preset, engine: Engine, data, out, init, seed) -> dict[st
         "lightning.trainer.max_steps": preset.steps,
         **({"model.params.ckpt_path": init} if init else {}),
     }  # fmt: skip
-    if preset.ogdm:
-        flags["model.target"] = "ogdm_core.splice.ldm.OGDMLatentDiffusion"
-        ogdm = {n.removeprefix("ogdm_"): v for n, v in _ogdm(preset).items() if n != "ogdm"}
-        flags |= {f"model.params.ogdm.{name}": value for name, value in ogdm.items()}
-    return flags
+    return flags | _ogdm(preset)
 
 
 # ---- resuming -----------------------------------------------------------------------------------

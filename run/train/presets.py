@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,19 @@ class Preset:
         return round(self.images / self.batch)
 
     @property
+    def network(self) -> str:
+        """What its name begins with, and all that start from the same baseline share."""
+        return self.name.partition("-ogdm")[0].removesuffix("-baseline").removesuffix("-control")
+
+    @property
     def baseline(self) -> str | None:
         """The preset whose weights a fine-tune starts from; None for the others."""
-        return f"{self.name.split('-ogdm')[0]}-baseline" if self.training == "finetune" else None
+        return f"{self.network}-baseline" if self.training == "finetune" else None
+
+    @property
+    def control(self) -> Preset:
+        """A fine-tune's control: the same training without OGDM."""
+        return replace(self, name=f"{self.network}-control", projection=None, k=None, gamma=None)
 
 
 M = 1_000_000
@@ -62,6 +72,8 @@ _ROWS = (
 )  # fmt: skip
 
 PRESETS = {row[0]: Preset(*row) for row in _ROWS}
+# Not in the paper: each baseline, trained on for as long as its fine-tune.
+CONTROLS = {p.control.name: p.control for p in PRESETS.values() if p.training == "finetune"}
 
 # Table 6: (dataset, backbone) -> sampler -> discretisation. "default of Karras et al." is karras.
 DISCRETISATION = {
@@ -74,7 +86,7 @@ DISCRETISATION = {
 
 def get_preset(name: str, backbone: str | None = None) -> Preset:
     """The preset of that name; the error lists the names there are."""
-    known = [p.name for p in PRESETS.values() if backbone in (None, p.backbone)]
+    known = {n: p for n, p in (PRESETS | CONTROLS).items() if backbone in (None, p.backbone)}
     if name not in known:
         raise ValueError(f"unknown preset {name!r}; use one of {', '.join(known)}")
-    return PRESETS[name]
+    return known[name]

@@ -1,4 +1,4 @@
-"""Runs one job of a plan: `python -m run.tables.job PLAN JOB`. The Snakefile's rules call it.
+"""Runs one job of a plan: `python -m run.tables.worker PLAN JOB`. The Snakefile's rules call it.
 
 In the job's folder are `job.log` (the command and all it prints), `done.json` once it is done (with
 command, versions, commit and seconds), and `state.json` until then. A training goes on from its own

@@ -1,0 +1,147 @@
+"""`--scale cpu`: does the method work? Fine-tunes of small networks on real digits, on a CPU.
+
+Each of the paper's fine-tunes stands below its control: the baseline trained on for as many steps
+without OGDM, everything else equal. Stages and native commands are those of the paper's scale; the
+images are digits at 8x8 (`cpu-mnist`: MNIST at 16x16), and FID is in the features of a small
+classifier, not Inception's. CelebA has no counterpart: it would be the same network on the same
+digits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from run.train.commands import LDM_BASE, LDM_FINETUNE, ogdm_flags
+from run.train.presets import PRESETS, Preset
+
+from . import paper
+from .scale import CLASSIFIER, Scale
+
+HERE = Path(__file__).parent
+BASELINES = HERE / "baselines"  # DATA-NETWORK.safetensors, as run.tables.baselines packs them
+NFES = {"euler": (25, 15, 10, 5), "heun": (25, 15, 11), "s-pndm": (25, 15, 10, 5),
+        "f-pndm": (25, 20), "stochastic": (50, 20, 10)}  # fmt: skip
+
+# The networks and the trainings' flags, by backbone.
+ADM_NET = {"--num_channels": 32, "--num_res_blocks": 1, "--channel_mult": "1,2",
+           "--attention_resolutions": "4", "--num_heads": 4, "--dropout": 0}  # fmt: skip
+FLAGS: dict[str, dict[str, Any]] = {
+    "adm": ADM_NET | {"--log_interval": 500, "--ema_rate": "0.995"},
+    "edm": {"--cbase": 16, "--cres": "1,2", "--augment": 0, "--dropout": 0, "--tick": 8,
+            "--snap": 1000, "--dump": 1000},
+    "ldm": {},
+}  # fmt: skip
+RATE = {"adm": "--lr", "edm": "--lr", "ldm": "model.base_learning_rate"}
+BATCH = 64
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The trainings of one network: steps and learning rate of baseline and fine-tunes, OGDM's."""
+
+    baseline: tuple[int, str]
+    finetune: tuple[int, str]
+    k: float
+    gamma: float
+    ogdm: dict[str, Any]  # the method's other settings
+
+
+LIGHT = {"d_kind": "light", "fused": True}
+NETWORKS = {
+    "adm": Tuned((6_000, "1e-3"), (1_500, "1e-4"), 0.35, 0.06, LIGHT | {"t_max": 0.7}),
+    "edm": Tuned((5_000, "1e-3"), (1_500, "1e-4"), 0.35, 0.06, LIGHT),
+    "edm-heun": Tuned((5_000, "1e-3"), (1_500, "1e-4"), 0.35, 0.06, LIGHT),
+    "edm-cond": Tuned((5_000, "1e-3"), (1_500, "1e-4"), 0.35, 0.06, LIGHT),
+    "ldm": Tuned((6_000, "1e-3"), (1_500, "1e-4"), 0.35, 0.06, LIGHT),
+}
+
+
+def network(preset: Preset) -> str:
+    """Its place in NETWORKS; a control is trained like Euler's fine-tune."""
+    heun = "-heun" * (preset.projection == "heun")
+    return preset.backbone + "-cond" * preset.conditional + heun
+
+
+class Cpu(Scale):
+    """Fine-tunes and their controls."""
+
+    def table(self, number: int) -> paper.Table:
+        return with_controls(paper.table(number)) if number in (1, 2, 3, 9) else paper.Table(
+            number, paper.CAPTIONS[number], ()
+        )  # fmt: skip
+
+    def preset(self, preset: Preset) -> Preset:
+        tuned = NETWORKS[network(preset)]
+        steps = (tuned.baseline if preset.training == "baseline" else tuned.finetune)[0]
+        ogdm = {"k": tuned.k, "gamma": tuned.gamma} if preset.ogdm else {}
+        return replace(preset, batch=BATCH, images=steps * BATCH, **ogdm)
+
+    def training(self, preset: Preset, init: str, seed: int) -> dict[str, Any]:
+        tuned, backbone = NETWORKS[network(preset)], preset.backbone
+        more = dict(FLAGS[backbone])
+        more[RATE[backbone]] = (tuned.baseline if not init else tuned.finetune)[1]
+        if backbone == "adm":
+            more["--image_size"] = self.size
+        if backbone == "ldm":
+            tuned_config = [str(LDM_FINETUNE)] if preset.training == "finetune" else []
+            more["--base"] = (LDM_BASE, *tuned_config, str(HERE / "cpu_ldm.yaml"))
+            more |= {f"model.params{part}.image_size": self.size
+                     for part in ("", ".unet_config.params")}  # fmt: skip
+            more |= {f"data.params.{part}.params.size": self.size
+                     for part in ("train", "validation")}  # fmt: skip
+            more |= {} if init else {"model.params.ckpt_path": "null"}
+        ogdm = tuned.ogdm | {"seed": seed} if preset.ogdm else {}
+        return more | ogdm_flags(backbone, ogdm)
+
+    def sampling(self, preset: Preset, images: int) -> dict[str, Any]:
+        batch = {"adm": "--batch_size", "edm": "--batch", "ldm": "--batch_size"}[preset.backbone]
+        net = ADM_NET | {"--image_size": self.size} if preset.backbone == "adm" else {}
+        return net | {batch: 500}
+
+    def shipped(self, preset: Preset) -> Path | None:
+        file = BASELINES / f"{self.data}-{network(preset)}.safetensors"
+        return file if preset.training == "baseline" and file.is_file() else None
+
+
+def with_controls(table: paper.Table) -> paper.Table:
+    """The table's fine-tunes, each below its control; the paper's numbers are its baseline's.
+
+    Where a table has a training from scratch only (Table 9), its fine-tune takes that one's place.
+    """
+    rows = []
+    tuned = {(c.dataset, c.backbone, c.sampler) for c in table.rows if c.training == "finetune"}
+    for name in table.names:
+        cells = {cell.nfe: cell for cell in table.select(name)}
+        first = next(iter(cells.values()))
+        place = (first.dataset, first.backbone, first.sampler)
+        scratch = first.training == "scratch"
+        if first.dataset == "celeba64" or not first.k or (scratch and place in tuned):
+            continue
+        preset = PRESETS[first.preset + "-ft" * scratch]
+        before = {c.nfe: c for c in table.rows if c.preset == preset.baseline
+                  and c.sampler == first.sampler}  # fmt: skip
+        control = name.replace("ogdm-ft", "ogdm").replace("ogdm", "control")
+        for row, method, of, paper_cells in (
+            (control, "control", preset.control.name, before),
+            (name, "OGDM", preset.name, cells),
+        ):
+            empty = replace(first, fid_text=None, recall_text=None, steps=None)
+            rows += [
+                replace(paper_cells.get(nfe, empty), row=row, method=method, preset=of, nfe=nfe)
+                for nfe in NFES[first.sampler]
+            ]
+    return paper.Table(table.number, table.caption, tuple(rows))
+
+
+TITLE = (
+    "CPU SCALE: small networks on {} at {}x{}, FID and recall in the features of a small "
+    "classifier, not Inception's: they compare with each other only"
+)
+DIGITS = Cpu(
+    name="cpu", title=TITLE.format("scikit-learn's digits", 8, 8), images=2_500, seeds=(0, 1, 2),
+    data="digits", size=8, mirrored=("adm",), features=CLASSIFIER, controls=True, gigabytes=2.0,
+)  # fmt: skip
+MNIST = replace(DIGITS, name="cpu-mnist", data="mnist", size=16,
+                title=TITLE.format("5,000 of MNIST's digits", 16, 16))  # fmt: skip
