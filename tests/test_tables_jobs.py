@@ -1,5 +1,6 @@
 """From the paper's rows to native commands, keys, and the list of problems."""
 
+import argparse
 import re
 import subprocess
 import sys
@@ -11,7 +12,9 @@ import pytest
 from run.evaluate import adm
 from run.tables import __main__ as cli
 from run.tables import check, cost, paper
-from run.tables.jobs import Job, Options, Planner, Row, chain, select_rows, without_gradients
+from run.tables.jobs import Job, chain
+from run.tables.rows import Options, Planner, Row, select_rows, without_gradients
+from run.tables.scale import NAMES, get_scale
 from run.train.commands import Engine
 from run.train.presets import PRESETS
 
@@ -46,12 +49,15 @@ def problems(options: Options, *names: str, **more) -> str:
 
 
 @pytest.mark.parametrize("number", cli.REPRODUCED)
-@pytest.mark.parametrize("smoke", [False, True], ids=["paper", "smoke"])
-def test_every_row_of_every_table_has_native_commands(options, number, smoke):
-    for row in rows(options, number=number, smoke=smoke):
+@pytest.mark.parametrize("name", NAMES)
+def test_every_row_of_every_table_has_native_commands(options, number, name):
+    scale = get_scale(name)
+    found = rows(options, number=number, scale=scale)
+    assert bool(found) == (number != 7 or not scale.controls)
+    for row in found:
         assert LAUNCHERS[row.preset.backbone] in commands(row, "train")[-1]
         samples = [str(job.command()) for job in row.samples.values()]
-        reported = [nfe for nfe, cell in row.cells.items() if cell.fid is not None]
+        reported = [n for n, cell in row.cells.items() if cell.fid is not None or scale.controls]
         assert list(row.samples) == reported and len(samples) == len(reported)
         for nfe, line in zip(reported, samples, strict=True):
             sampler, spent = without_gradients(row.sampler, nfe)
@@ -110,16 +116,16 @@ def test_settings_change_the_keys_that_rest_on_them(options, monkeypatch):
 
     assert changed(images=1000) == {"sample", "score"}
     assert changed(features="x:y") == {"score"}
-    assert changed(seed=1) == {"train", "sample", "score"}
+    assert changed(seeds=(1,)) == {"train", "sample", "score"}
     name = "cifar10-edm-ogdm-ft"
     monkeypatch.setitem(PRESETS, name, replace(PRESETS[name], k=0.15))
     after = keys(options)
     assert {job.split(".")[0] for job in before if before[job] != after[job]} == {name}
 
 
-def test_a_smoke_run_and_a_full_one_share_nothing(options):
-    full, small = (set(keys(replace(options, smoke=s)).values()) for s in (False, True))
-    assert not full & small
+def test_scales_share_nothing(options):
+    found = [set(keys(replace(options, scale=get_scale(name))).values()) for name in NAMES]
+    assert sum(map(len, found)) == len(set().union(*found))
 
 
 def test_commands_find_the_users_own_modules(options, monkeypatch, tmp_path):
@@ -160,8 +166,8 @@ def test_a_native_flag_reaches_the_commands_and_the_key_of_its_row_only(options)
 
 @pytest.mark.parametrize("text", ["row", "row:--lr", ":--lr=1", "row:=1", "row:sample:--lr"])
 def test_a_set_that_is_none_says_how_one_looks(text):
-    with pytest.raises(ValueError, match="is not ROW:--FLAG=VALUE"):
-        cli._set(text)
+    with pytest.raises(argparse.ArgumentTypeError, match="is not ROW:--FLAG=VALUE"):
+        cli.native_flag(text)
 
 
 def test_a_checkpoint_takes_the_place_of_training(options, tmp_path):
@@ -274,13 +280,16 @@ def test_what_the_evaluator_would_refuse_is_said_first(options, monkeypatch, tmp
     assert "there is no module nosuch.nets" in found(features="nosuch.nets:x")
     assert "give MODULE:NAME" in found(features="run.tables.smoke")
     assert "--features" not in found(features="run.tables.smoke:features")
-    assert "features" not in found(smoke=True)
+    assert "features" not in found(scale=get_scale("smoke"))
+    assert "features" not in problems(options, scale=get_scale("cpu"))
     monkeypatch.setattr(adm, "EVALUATOR", tmp_path / "evaluator.py")
     assert "run/setup.sh guided-diffusion" in found(evaluator="adm")
     (tmp_path / "evaluator.py").touch()
     assert "--evaluator adm" not in found(evaluator="adm")
     assert "knows Inception only, not --features" in found(evaluator="adm", features="a:b")
-    assert "knows Inception only, not --scale smoke" in found(evaluator="adm", smoke=True)
+    assert "knows Inception only, not --scale smoke" in found(
+        evaluator="adm", scale=get_scale("smoke")
+    )
     assert "reads classify_image_graph_def.pb" in found(evaluator="adm", weights="no.pb")
 
 
@@ -321,7 +330,8 @@ def test_a_checkpoint_spares_the_data_that_training_alone_needs(options, tmp_pat
 
 @pytest.mark.parametrize("words", [["--nfes", "ten"], ["--nfes", "0"], ["--checkpoint", "row"]])
 def test_bad_syntax_is_refused_with_the_flag(words, capsys):
-    assert cli.main(["1", *words]) == 2
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["1", *words])
     assert words[0] in capsys.readouterr().err
 
 
@@ -409,7 +419,7 @@ def test_the_rows_own_network_is_timed(name, patched):
 
 
 def test_a_plan_of_a_smoke_run_counts_commands(options, capsys):
-    asked = replace(options, smoke=True, rows=("cifar10-adm-*",))
+    asked = replace(options, scale=get_scale("smoke"), rows=("cifar10-adm-*",))
     cost.print_plan(asked, Planner(asked).rows())
     jobs = chain(job for row in Planner(asked).rows() for job in row.scores.values())
     assert f"{len(jobs)} of {len(jobs)} commands left" in capsys.readouterr().out

@@ -13,8 +13,10 @@ from types import SimpleNamespace
 import pytest
 
 from run.tables import __main__ as cli
-from run.tables import job as runner
-from run.tables.jobs import Job, Options, chain, fingerprint, write_plan
+from run.tables import worker
+from run.tables.jobs import Job, chain, fingerprint, write_plan
+from run.tables.rows import Options
+from run.tables.scale import get_scale
 from run.tables.table import failure
 from run.train.commands import Command
 from run.train.presets import PRESETS
@@ -46,7 +48,7 @@ def table(out: Path, k: str = "0.1", nfe: str = "10", train_b: str = ":") -> lis
 
 
 def run(rows: list, out: Path, jobs: int = 2) -> int:
-    return cli.run(Options(1, out=out, smoke=True, jobs=jobs), rows, [])
+    return cli.run(Options(1, out=out, scale=get_scale("smoke"), jobs=jobs), rows, [])
 
 
 def ran(out: Path) -> list[str]:
@@ -107,7 +109,7 @@ def test_a_failed_job_stops_its_row_is_named_and_tried_again(tmp_path):
 
 
 def alone(rows: list, out: Path) -> list[str]:
-    """The arguments of run.tables.job for the last job of `rows`, whose needs have none."""
+    """The arguments of run.tables.worker for the last job of `rows`, whose needs have none."""
     (goal,) = rows[-1].scores.values()
     plan = write_plan(out, "table1", chain([goal]), lambda job: {})
     return [str(plan), goal.folder.name]
@@ -120,7 +122,7 @@ def alone(rows: list, out: Path) -> list[str]:
 def test_a_command_that_makes_nothing_or_does_not_exist_has_failed(tmp_path, script, reason):
     command = Command(script[:1], "-c", native=script[1:])
     empty = Job("a", "score", tmp_path, {}, lambda _: command, "out.txt")
-    assert runner.main(alone([SimpleNamespace(scores={1: empty})], tmp_path)) == 1
+    assert worker.main(alone([SimpleNamespace(scores={1: empty})], tmp_path)) == 1
     assert reason in empty.state()["reason"] and empty.record() is None
 
 
@@ -131,7 +133,7 @@ def test_the_newest_match_becomes_the_output_and_single_images_go(tmp_path):
         return Command(("sh",), "-c", cwd=str(folder), native=(text,))
 
     made = Job("a", "sample", tmp_path, {}, build, "model.pt", "ema_*.pt")
-    assert runner.main(alone([SimpleNamespace(scores={1: made})], tmp_path)) == 0
+    assert worker.main(alone([SimpleNamespace(scores={1: made})], tmp_path)) == 0
     assert made.output.read_text() == "2\n" and not (made.folder / "images").exists()
 
 

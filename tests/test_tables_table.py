@@ -11,8 +11,10 @@ import torch
 from PIL import Image
 
 from run.tables import __main__ as cli
-from run.tables import assembled, paper, reference, smoke, table
-from run.tables.jobs import Options, Planner, Row, chain
+from run.tables import assembled, digits, paper, reference, smoke, table
+from run.tables.jobs import chain
+from run.tables.rows import Options, Planner, Row
+from run.tables.scale import get_scale
 
 
 @pytest.fixture
@@ -114,7 +116,7 @@ def test_a_table_can_be_written_at_any_time(options, capsys):
 
 
 def test_a_smoke_table_says_what_its_numbers_are_worth(options):
-    found = results(replace(options, smoke=True, rows=("cifar10-adm-baseline",)))
+    found = results(replace(options, scale=get_scale("smoke"), rows=("cifar10-adm-baseline",)))
     for text in (table.to_markdown(found), table.to_latex(found), table.to_csv(found)):
         assert "mean nothing" in text
 
@@ -142,7 +144,9 @@ def test_tables_4_and_8_are_assembled_and_name_what_is_missing(options, capsys):
     printed = capsys.readouterr().out
     assert f"run/reproduce_table1.sh --rows cifar10-edm-ogdm-ft --nfes 20 --out {out}" in printed
     assert "--rows cifar10-edm-ogdm-ft-s-pndm --nfes 8 --out" in printed
-    finished(replace(options, number=3, rows=("cifar10-edm-ogdm-ft-s-pndm",), nfes=(8,), seed=1))
+    finished(
+        replace(options, number=3, rows=("cifar10-edm-ogdm-ft-s-pndm",), nfes=(8,), seeds=(1,))
+    )
     assert cli.main(["8", "--out", out, "--dry-run"]) == 0
     assert "s-pndm" not in capsys.readouterr().out  # only Table 1's is missing now
     assert cli.main(["4", "--out", out]) == 0
@@ -162,12 +166,12 @@ def test_tables_4_and_8_are_assembled_and_name_what_is_missing(options, capsys):
 
 
 def test_digits_carry_their_labels_in_both_ways(tmp_path):
-    smoke.write_digits(tmp_path / "images", count=20)
+    digits.write_digits(tmp_path / "images", "digits", 32, count=20)
     labels = dict(json.loads((tmp_path / "images" / "dataset.json").read_text())["labels"])
     files = sorted(p.name for p in (tmp_path / "images").glob("*.png"))
     assert sorted(labels) == files and len(files) == 20
     assert all(int(name.split("_")[0]) == label for name, label in labels.items())
-    image = smoke.Digits(str(tmp_path / "images"), count=3)[0]["image"]
+    image = digits.Digits(str(tmp_path / "images"), 32, count=3)[0]["image"]
     assert image.shape == (32, 32, 3) and image.min() >= -1 and 0 < image.max() <= 1
     images = torch.from_numpy(((image + 1) * 127.5).round().astype("uint8")).permute(2, 0, 1)
     features = smoke.features(torch.stack([images, 255 - images]))

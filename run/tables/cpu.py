@@ -25,12 +25,12 @@ NFES = {"euler": (25, 15, 10, 5), "heun": (25, 15, 11), "s-pndm": (25, 15, 10, 5
         "f-pndm": (25, 20), "stochastic": (50, 20, 10)}  # fmt: skip
 
 # The networks and the trainings' flags, by backbone.
-ADM_NET = {"--num_channels": 32, "--num_res_blocks": 1, "--channel_mult": "1,2",
-           "--attention_resolutions": "4", "--num_heads": 4, "--dropout": 0}  # fmt: skip
+ADM_NET = {"--num_channels": 32, "--num_res_blocks": 1, "--channel_mult": "1,1",
+           "--attention_resolutions": "2", "--num_heads": 4, "--dropout": 0}  # fmt: skip
 FLAGS: dict[str, dict[str, Any]] = {
     "adm": ADM_NET | {"--log_interval": 500, "--ema_rate": "0.995"},
-    "edm": {"--cbase": 16, "--cres": "1,2", "--augment": 0, "--dropout": 0, "--tick": 8,
-            "--snap": 1000, "--dump": 1000},
+    "edm": {"--cbase": 16, "--cres": "1,1", "--augment": 0, "--dropout": 0, "--tick": 8,
+            "--snap": 1000, "--dump": 1000, "--lr-rampup": 0, "--ema": 0.01},
     "ldm": {},
 }  # fmt: skip
 RATE = {"adm": "--lr", "edm": "--lr", "ldm": "model.base_learning_rate"}
@@ -50,11 +50,11 @@ class Tuned:
 
 LIGHT = {"d_kind": "light", "fused": True}
 NETWORKS = {
-    "adm": Tuned((6_000, "1e-3"), (1_500, "1e-4"), 0.35, 0.06, LIGHT | {"t_max": 0.7}),
-    "edm": Tuned((5_000, "1e-3"), (1_500, "1e-4"), 0.35, 0.06, LIGHT),
-    "edm-heun": Tuned((5_000, "1e-3"), (1_500, "1e-4"), 0.35, 0.06, LIGHT),
-    "edm-cond": Tuned((5_000, "1e-3"), (1_500, "1e-4"), 0.35, 0.06, LIGHT),
-    "ldm": Tuned((6_000, "1e-3"), (1_500, "1e-4"), 0.35, 0.06, LIGHT),
+    "adm": Tuned((4_000, "1e-3"), (1_000, "2e-4"), 0.35, 0.06, LIGHT | {"t_max": 0.7}),
+    "edm": Tuned((3_125, "1e-3"), (1_000, "2e-4"), 0.35, 0.06, LIGHT),
+    "edm-heun": Tuned((3_125, "1e-3"), (1_000, "2e-4"), 0.35, 0.06, LIGHT),
+    "edm-cond": Tuned((3_125, "1e-3"), (1_000, "2e-4"), 0.35, 0.06, LIGHT),
+    "ldm": Tuned((4_000, "1e-3"), (1_000, "2e-4"), 0.35, 0.06, LIGHT),
 }
 
 

@@ -13,7 +13,7 @@ from ogdm_core.flags import Parser, number
 from run.provenance import ROOT
 
 from .commands import Command, Engine, not_ready, resumed, sample, slurm_nodes, train
-from .presets import PRESETS, Preset, get_preset
+from .presets import CONTROLS, PRESETS, Preset, get_preset
 
 
 # fmt: off
@@ -21,11 +21,7 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     p = Parser(
         prog="run/train.sh", usage="%(prog)s PRESET [OPTION...] [-- NATIVE FLAG...]",
-        description="Trains a row of the paper's Table 5 with its backbone's own trainer, or "
-        "samples from it (--sample). Prints the native command and runs it. What follows -- goes "
-        "to upstream's script as it is, after the preset's flags, so it wins.",
-        epilog=f"presets: {', '.join(PRESETS)}. `export CKPT DIR` in place of PRESET writes a "
-        "trained latent-diffusion model for untouched upstream code.",
+        description=DESCRIPTION, epilog=EPILOG,
     )
     add = p.add_argument
     add("preset",        metavar="PRESET", help="a row of Table 5, see below")
@@ -44,6 +40,22 @@ def parser() -> argparse.ArgumentParser:
     add("--third-party", metavar="DIR",  type=Path, default=ROOT / "third_party", help="the patched codebases (default: third_party)")
     add("--dry-run",     action="store_true", help="print the command and stop")
     return p
+
+
+DESCRIPTION = """\
+Trains a row of the paper's Table 5 with its backbone's own trainer, or samples from it (--sample).
+Prints the native command (mpiexec for ADM, torchrun for EDM, main.py for LDM) and runs it. What follows
+-- goes to upstream's script as it is, after the preset's flags, so it wins."""
+EPILOG = f"""\
+presets: {", ".join(PRESETS)}
+not in the paper, the same fine-tunes without OGDM: {", ".join(CONTROLS)}
+
+`run/train.sh export CKPT DIR` writes a trained latent-diffusion model for untouched upstream code.
+
+examples:
+  run/train.sh cifar10-edm-ogdm-ft --data data/cifar10-32x32.zip --gpus 8 --dry-run
+  run/train.sh cifar10-adm-ogdm-ft --data data/cifar10 --init ema_0.9999_300000.pt -- --use_fp16 True
+  run/train.sh cifar10-edm-ogdm-ft --sample euler --nfe 10 --model out/.../network-snapshot-020000.pkl"""
 # fmt: on
 
 
@@ -86,36 +98,37 @@ def _absolute(path: str) -> str:
     return path if url or not path else str(Path(path).absolute())
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Exit status: upstream's."""
-    argv = sys.argv[1:] if argv is None else argv
-    if argv[:1] == ["export"]:
-        from ogdm_core.splice.export_ldm import main as export
-
-        return export(argv[1:])
+def parse(argv: list[str]) -> tuple[argparse.Namespace, Command | None]:
+    """The flags and the native command; ends the program where something is wrong with them."""
     cut = argv.index("--") if "--" in argv else len(argv)
     p = parser()
+    if argv[:1] == ["export"]:
+        return argparse.Namespace(export=argv[1:]), None
     args = p.parse_args(argv[:cut])
     try:
-        preset = get_preset(args.preset)
-        made = command(args, preset)
+        made = command(args, get_preset(args.preset))
     except ValueError as error:
-        return _refuse(str(error))
+        p.error(str(error))
+    return args, made and replace(made, native=tuple(argv[cut + 1 :]))
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit status: upstream's."""
+    args, made = parse(sys.argv[1:] if argv is None else argv)
+    if hasattr(args, "export"):
+        from ogdm_core.splice.export_ldm import main as export
+
+        return export(args.export)
     if made is None:
-        print(f"{preset.name} is finished in {args.out or Path('out') / preset.name}")
+        print(f"{args.preset} is finished in {args.out or Path('out') / args.preset}")
         return 0
-    made = replace(made, native=tuple(argv[cut + 1 :]))
     print(made, flush=True)
     if args.dry_run:
         return 0
-    if problem := not_ready(preset.backbone, args.third_party):
-        return _refuse(problem)
+    if problem := not_ready(get_preset(args.preset).backbone, args.third_party):
+        print(f"error: {problem}", file=sys.stderr)
+        return 2
     return made.run()
-
-
-def _refuse(problem: str) -> int:
-    print(f"error: {problem}", file=sys.stderr)
-    return 2
 
 
 if __name__ == "__main__":

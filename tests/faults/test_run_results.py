@@ -20,7 +20,10 @@ from run.evaluate import classifier
 from run.quickstart import __main__ as quickstart
 from run.quickstart import report, score, toy
 from run.tables import __main__ as tables
-from run.tables.jobs import Job, Options
+from run.tables import workflow
+from run.tables.jobs import Job
+from run.tables.rows import Options
+from run.tables.scale import get_scale
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (8, 4, 4, 3), dtype=np.uint8)
 
@@ -149,10 +152,10 @@ def test_ctrl_c_while_snakemake_is_started_leaves_nothing_behind(tmp_path, monke
         started.append(start([sys.executable, "-c", "import time; time.sleep(60)"], **options))
         return started[0]
 
-    monkeypatch.setattr(tables.subprocess, "Popen", interrupted)
+    monkeypatch.setattr(workflow.subprocess, "Popen", interrupted)
     job = Job("a", "score", tmp_path, {}, lambda folder: None, "out.txt")
     rows = [SimpleNamespace(scores={10: job})]
-    assert tables.run(Options(1, out=tmp_path, smoke=True, jobs=1), rows, []) == 130
+    assert tables.run(Options(1, out=tmp_path, scale=get_scale("smoke"), jobs=1), rows, []) == 130
     assert started[0].returncode is not None
 
 
