@@ -200,14 +200,22 @@ def test_the_printed_line_has_the_users_own_flags_last(capsys):
     ],
 )
 def test_errors_say_what_to_do(argv, message, capsys):
-    assert launcher.main(argv.split()) == 2
+    with pytest.raises(SystemExit, match="2"):
+        launcher.main(argv.split())
     assert message in capsys.readouterr().err
 
 
-def test_the_script_documents_every_option():
-    text = (ROOT / "run" / "train.sh").read_text()
-    flags = {flag for action in launcher.parser()._actions for flag in action.option_strings}
-    assert [flag for flag in flags - {"-h", "--help"} if flag not in text] == []
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [("--help", 0, "--rendezvous"), ("cifar10-adm-baseline", 2, "error: --data: give the images")],
+)
+def test_the_script_shows_its_help_and_refuses_before_it_installs(words, status, said, tmp_path):
+    """With a Python that has no package at all, and nothing that could install one."""
+    env = os.environ | {"OGDM_PYTHON": sys._base_executable, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        [ROOT / "run" / "train.sh", words], env=env, capture_output=True, text=True
+    )
+    assert done.returncode == status and said in done.stdout + done.stderr
 
 
 def test_adms_patched_scripts_accept_every_row(patched):

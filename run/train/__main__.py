@@ -126,8 +126,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.dry_run:
         return 0
     if problem := not_ready(get_preset(args.preset).backbone, args.third_party):
-        print(f"error: {problem}", file=sys.stderr)
-        return 2
+        parser().exit(2, f"error: {problem}\n")
     return made.run()
 
 

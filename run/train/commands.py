@@ -188,11 +188,11 @@ def train(
     return command
 
 
-def ogdm_flags(backbone: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+def ogdm_flags(backbone: str, settings: Mapping[str, Any]) -> dict[str, str]:
     """Settings of the method, {"k": 0.2}, in the backbone's own spelling."""
     spell = {"adm": "--ogdm_{}".format, "edm": lambda n: f"--ogdm-{n.replace('_', '-')}",
              "ldm": "model.params.ogdm.{}".format}[backbone]  # fmt: skip
-    return {spell(name): value for name, value in settings.items()}
+    return {spell(name): str(value) for name, value in settings.items()}
 
 
 def _ogdm(preset: Preset) -> dict[str, Any]:
@@ -202,7 +202,7 @@ def _ogdm(preset: Preset) -> dict[str, Any]:
     on = (
         {"model.target": "ogdm_core.splice.ldm.OGDMLatentDiffusion"}
         if preset.backbone == "ldm"
-        else {"--ogdm": True}
+        else {"--ogdm": "True"}
     )
     said = {"projection": preset.projection, "k": preset.k, "gamma": preset.gamma}
     return on | ogdm_flags(preset.backbone, said)
