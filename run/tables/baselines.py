@@ -8,6 +8,7 @@ edm   the network `ema` of a snapshot, network-snapshot-*.pkl, which --transfer 
       of its constructor are kept beside the weights
 ldm   the EMA's U-Net of a checkpoint, *.ckpt, and the first stage if it has weights. Back in a
       checkpoint it is both the network and its EMA, and the EMA's count of steps starts anew.
+Numbers are kept in half precision, which is enough to start a fine-tune from.
 """
 
 from __future__ import annotations
@@ -89,10 +90,10 @@ def main(argv: list[str] | None = None) -> None:
     if args.way == "pack":
         state, kept = pack(args.backbone, args.source)
         args.target.parent.mkdir(parents=True, exist_ok=True)
-        save_file({n: v.detach().contiguous().clone() for n, v in state.items()}, args.target, kept)
+        save_file({n: v.detach().half().contiguous() for n, v in state.items()}, args.target, kept)
     else:
         with safe_open(args.source, "pt") as file:
-            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            state = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118
             unpack(args.backbone, state, file.metadata() or {}, args.target)
     print(f"{args.target}: {sum(v.numel() for v in state.values()):,} numbers")
 

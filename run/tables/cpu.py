@@ -21,8 +21,8 @@ from .scale import CLASSIFIER, Scale
 
 HERE = Path(__file__).parent
 BASELINES = HERE / "baselines"  # DATA-NETWORK.safetensors, as run.tables.baselines packs them
-NFES = {"euler": (25, 15, 10, 5), "heun": (25, 15, 11), "s-pndm": (25, 15, 10, 5),
-        "f-pndm": (25, 20), "stochastic": (50, 20, 10)}  # fmt: skip
+NFES = {"euler": (25, 10, 5), "heun": (25, 11), "s-pndm": (25, 10),
+        "f-pndm": (25, 20), "stochastic": (50, 25, 10)}  # fmt: skip
 
 # The networks and the trainings' flags, by backbone.
 ADM_NET = {"--num_channels": 32, "--num_res_blocks": 1, "--channel_mult": "1,1",
