@@ -58,14 +58,15 @@ setup_tool() {
 }
 
 # check_arguments MODULE ARG...: parses ARGs as MODULE does; --help and errors end the script here,
-# before anything is installed. A module that imports packages which are not there yet is not asked,
-# and checks that import some are left out, so import them in the functions that need them.
+# before anything is installed. A module that imports torch, or packages that are not there yet, is
+# not asked, and checks that import them are left to the module: import in the functions that need it.
 check_arguments() {
   local python status=0 go_on=64 # --help ends with status 0, so "go on" has one of its own
   python="$(base_python)" || exit 1
   PYTHONPATH="$ROOT" "$python" -c "
 import importlib, sys
 name, *words = sys.argv[1:]
+sys.modules['torch'] = None  # seconds to import, twice
 try:
     module = importlib.import_module(name)
     if hasattr(module, '__path__'):

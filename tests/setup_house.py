@@ -82,6 +82,9 @@ class House:
 
     def _make_root(self) -> None:
         shutil.copytree(ROOT / "run", self.root / "run", ignore=shutil.ignore_patterns("*.pyc"))
+        (self.root / "ogdm_core").mkdir()
+        for name in ("__init__.py", "files.py"):  # what run/setup imports
+            shutil.copy(ROOT / "ogdm_core" / name, self.root / "ogdm_core")
         (self.root / ".gitmodules").write_text(
             '[submodule "third_party/widget"]\n'
             f"\tpath = third_party/widget\n\turl = {URL}\n\tignore = dirty\n"
@@ -90,8 +93,8 @@ class House:
         self.write_patch("lib/model.py", MODEL, {0: ["first"], 10: ["last", ""]})
         self.git("init", "-q", cwd=self.tmp / "house")
         self.git("update-index", "--add", "--cacheinfo", f"160000,{self.pin},third_party/widget")
-        (self.root / ".gitignore").write_text(".setup/\n")
-        self.git("add", ".gitignore", ".gitmodules", "run", "patches")
+        (self.root / ".gitignore").write_text(".setup/\n__pycache__/\n")
+        self.git("add", ".gitignore", ".gitmodules", "run", "ogdm_core", "patches")
         self.git("commit", "-q", "-m", "house")
 
     def write_patch(self, path: str, old: str, added: dict, prose: str = REASON) -> Path:

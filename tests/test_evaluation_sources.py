@@ -102,11 +102,9 @@ def test_errors_say_what_to_do(tmp_path):
     assert "does not exist" in error(tmp_path / "none.npz")
     (tmp_path / "a.txt").write_text("")
     assert "give an .npz" in error(tmp_path / "a.txt")
-    (tmp_path / "torn.npz").write_bytes(b"PK no")
-    assert "write it again" in error(tmp_path / "torn.npz")
     floats = error(write(tmp_path / "f.npz", arr_0=np.zeros((2, 4, 4, 3))))
     assert "float64" in floats and "astype('uint8')" in floats
-    for shape in [(2, 4, 4, 2), (2, 4), (0, 4, 4, 3)]:
+    for shape in [(2, 4, 4, 2), (2, 4)]:
         text = error(write(tmp_path / "s.npz", arr_0=np.zeros(shape, np.uint8)))
         assert "must be [N, H, W, C]" in text
     assert "holds images" in error(write(tmp_path / "n.npz", images=pixels()))
@@ -118,16 +116,8 @@ def test_errors_say_what_to_do(tmp_path):
         load(str(write(tmp_path / "wide.npz", arr_0=pixels())))
 
 
-def test_bad_files_of_a_folder_are_named(tmp_path):
-    def error():
-        with pytest.raises(ValueError) as caught:
-            everything(open_source(tmp_path))
-        return str(caught.value)
-
+def test_images_of_other_sizes_are_named(tmp_path):
     Image.fromarray(pixels()[0]).save(tmp_path / "0.png")
     Image.fromarray(pixels(height=5)[0]).save(tmp_path / "1.png")
-    assert "1.png is 6x5" in error() and "0.png is 6x4" in error()
-    (tmp_path / "1.png").write_bytes(b"no picture")
-    assert "1.png cannot be read" in error()
-    Image.fromarray(np.zeros((4, 6), np.uint16)).save(tmp_path / "1.png")
-    assert "8-bit" in error()
+    with pytest.raises(ValueError, match="1.png is 6x5.*0.png is 6x4"):
+        everything(open_source(tmp_path))

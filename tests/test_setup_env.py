@@ -249,6 +249,7 @@ def test_no_python_is_explained(tmp_path):
         ("heavy", "--wrong", 0, "went on"),
         ("alone", "--wrong", 2, "--wrong"),
         ("late", "--wrong", 0, "went on"),
+        ("slow", "--wrong", 0, "went on"),
     ],
 )
 def test_arguments_are_checked_before_an_install(tmp_path, module, arguments, code, said):
@@ -258,6 +259,7 @@ def test_arguments_are_checked_before_an_install(tmp_path, module, arguments, co
         "light/__main__.py": "import argparse; parser = argparse.ArgumentParser",
         "alone.py": "import argparse; parser = argparse.ArgumentParser",
         "late.py": f"def parse(argv): {absent}",
+        "slow.py": "def parse(argv): import torch; raise SystemExit('torch was imported')",
     }.items():
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).write_text(text)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
+from ogdm_core.files import whole
 from run.provenance import ROOT
 
 from . import git
@@ -341,14 +342,10 @@ def apply(sub: Submodule) -> Report:
 
 def _replace(file: Path, content: bytes) -> None:
     """Writes a file whole or not at all, with its mode if it is there."""
-    fresh = file.with_name(f".{file.name}.ogdm")
-    try:
-        fresh.write_bytes(content)
+    with whole(file, sync=False) as fresh:
+        fresh.write(content)
         if file.exists():
-            shutil.copymode(file, fresh)
-        os.replace(fresh, file)
-    finally:
-        fresh.unlink(missing_ok=True)
+            shutil.copymode(file, fresh.name)
 
 
 def reverse(sub: Submodule) -> list[str]:

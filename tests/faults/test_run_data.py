@@ -76,8 +76,9 @@ def cases(faults):
 def test_pictures(tmp_path, data, says):
     (tmp_path / "a.png").write_bytes(png(PIXELS[0]))
     (tmp_path / "bad.png").write_bytes(data)
-    with pytest.raises(ValueError, match=says):
-        load(str(tmp_path)).all()
+    for images in (load(str(tmp_path)), open_source(tmp_path).images):
+        with pytest.raises(ValueError, match=says):
+            images.all()
     with pytest.raises(ValueError, match=says):
         lsun.prepare(tmp_path, tmp_path / "out", expect=None)
 
