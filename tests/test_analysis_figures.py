@@ -97,16 +97,10 @@ def test_tile_places_images_row_by_row():
         tile(torch.zeros(1, 4, 2, 2), 1)
 
 
-def test_npz_and_folder_give_the_same_images(tmp_path):
+def test_images_come_from_a_file_and_are_counted(tmp_path):
     images = torch.rand(4, 3, 8, 8, generator=torch.Generator().manual_seed(0)) * 2 - 1
     write_npz(tmp_path / "x.npz", images)
-    with np.load(tmp_path / "x.npz") as archive:
-        for i, pixels in enumerate(archive["arr_0"]):
-            (tmp_path / "png").mkdir(exist_ok=True)
-            Image.fromarray(pixels).save(tmp_path / "png" / f"{i:06d}.png")
-    from_npz, from_folder = (load_images(str(tmp_path / name)) for name in ("x.npz", "png"))
-    assert torch.equal(from_npz, from_folder)
-    assert torch.equal(from_npz, to_uint8(images))
+    assert torch.equal(load_images(str(tmp_path / "x.npz")), to_uint8(images))
     assert len(load_images(str(tmp_path / "x.npz"), 2)) == 2
     with pytest.raises(ValueError, match="holds 4 images, but 5 are wanted"):
         load_images(str(tmp_path / "x.npz"), 5)
@@ -142,15 +136,10 @@ def test_source_errors_name_the_file_and_the_remedy(tmp_path):
         method.draw(torch.zeros(2, 0), 7, "euler")
 
 
-@pytest.mark.parametrize(
-    ("features", "message"),
-    [("torch:nothing_here", "cannot be imported"), ("inception", "FILE.pt or pixels"),
-     ("missing.pt", "no such file")],
-)  # fmt: skip
-def test_wrong_features_are_refused(files, tmp_path, capsys, features, message):
+def test_wrong_features_are_refused(files, tmp_path, capsys):
     draw(tmp_path, "teaser", *methods_of(files), "--row", "OGDM:euler", "--nfe", *NFES,
-         "--features", features, code=2)  # fmt: skip
-    assert message in capsys.readouterr().err
+         "--features", "inception", code=2)  # fmt: skip
+    assert "FILE.pt or pixels" in capsys.readouterr().err
 
 
 # ---------------------------------------------------------------- Fig. 1
