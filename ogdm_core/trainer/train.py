@@ -40,19 +40,22 @@ FREE = {"lr", "seed", *(f"ogdm_{f.name}" for f in fields(OGDMConfig))} - {
 
 
 def build_unet(
-    images: data_sets.Images, channels: list[int], layers: int, classes: int, groups: int = 8
-) -> Any:
-    """A small UNet2DModel with attention in the middle."""
+    images: data_sets.Images, channels: list[int], layers: int, classes: int, groups: int = 8,
+    attention: int = 0, scale_shift: bool = False,
+) -> Any:  # fmt: skip
+    """A small UNet2DModel with attention in the middle, and at sizes of at most `attention`."""
     from diffusers import UNet2DModel
 
+    attends = [images.size >> level <= attention for level in range(len(channels))]
     return UNet2DModel(
         sample_size=images.size,
         in_channels=images.channels,
         out_channels=images.channels,
         layers_per_block=layers,
         block_out_channels=tuple(channels),
-        down_block_types=("DownBlock2D",) * len(channels),
-        up_block_types=("UpBlock2D",) * len(channels),
+        down_block_types=tuple("AttnDownBlock2D" if a else "DownBlock2D" for a in attends),
+        up_block_types=tuple("AttnUpBlock2D" if a else "UpBlock2D" for a in attends[::-1]),
+        resnet_time_scale_shift="scale_shift" if scale_shift else "default",
         norm_num_groups=groups,
         attention_head_dim=8,
         num_class_embeds=classes or None,
@@ -110,7 +113,8 @@ class Trainer:
                     "even; give fewer, or another --size"
                 )
             classes = self.images.classes if args.class_cond else 0
-            self.unet = build_unet(self.images, channels, args.layers, classes, args.norm_groups)
+            self.unet = build_unet(self.images, channels, args.layers, classes, args.norm_groups,
+                                   args.attention, args.scale_shift)  # fmt: skip
             self.scheduler = DDPMScheduler(clip_sample=False)
         have = (self.unet.config.in_channels, self.unet.config.sample_size)
         if have != (self.images.channels, self.images.size):
@@ -299,7 +303,9 @@ class Trainer:
         keep = ("data", "size", "model", "batch_size", "accumulate", "lr", "ema", "seed", "flip",
                 "mixed_precision")  # fmt: skip
         return {name: getattr(a, name) for name in keep} | {
-            "unet": None if a.model else [a.channels, a.layers, a.norm_groups, a.class_cond],
+            "unet": None
+            if a.model
+            else [a.channels, a.layers, a.norm_groups, a.class_cond, a.attention, a.scale_shift],
             "anneal": a.steps if a.anneal else None,  # the slope depends on the length
             "ogdm": self.config.to_dict() if self.config else None,
             "processes": self.accelerator.num_processes,
