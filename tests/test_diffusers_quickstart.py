@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,11 +15,13 @@ import torch
 pytest.importorskip("diffusers", reason="the diffusers extra is not installed")
 
 from ogdm_core.trainer.images import digits  # noqa: E402
+from ogdm_core.trainer.train import load_model  # noqa: E402
 from run.evaluate.classifier import train_classifier  # noqa: E402
 from run.quickstart import __main__ as quickstart  # noqa: E402
 from run.quickstart import report, score, toy  # noqa: E402
+from run.quickstart.settings import EXPERIMENTS  # noqa: E402
 
-SMALL = ["--steps", "4", "--samples", "100"]
+SMALL = ["--data", "digits", "--steps", "4", "--samples", "100"]
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +43,7 @@ def test_it_writes_what_it_promises(finished):
     for name in report.FILES:
         assert (finished / name).stat().st_size > 1000
     page = (finished / "report.html").read_text()
-    assert page.count("data:image/png;base64,") == 2
+    assert page.count("data:image/png;base64,") == 3
     assert not re.search(r'(src|href)="https?://', page)
 
 
@@ -52,9 +55,31 @@ def test_a_second_run_does_nothing_and_says_the_same(finished, monkeypatch):
     assert after["rows"] == before["rows"]
 
 
+def test_a_longer_control_has_a_run_of_its_own_and_ogdms_stays(finished):
+    def folders(*argv):
+        args, _ = quickstart.parse(["--out", str(finished), *SMALL, *argv])
+        rest = [SimpleNamespace(run=lambda *words: None), EXPERIMENTS["digits"].shipped, finished]
+        return [quickstart.run_method(args, [], *rest, m, 0) for m in ("ogdm", "control")]
+
+    (ogdm, control), more = folders(), folders("--control-steps", "6")
+    assert more[0] == ogdm and more[1] != control
+
+
+@pytest.mark.parametrize("data", EXPERIMENTS)
+def test_the_shipped_baselines_load_in_float32_and_draw(data):
+    unet, scheduler = load_model(str(EXPERIMENTS[data].shipped))
+    assert {p.dtype for p in unet.parameters()} == {torch.float32}
+    size = unet.config.sample_size
+    noise = torch.randn(2, 1, size, size, generator=torch.Generator().manual_seed(0))
+    estimates = score.denoised(unet.eval(), scheduler, noise)
+    assert estimates.shape == (2, score.STEPS, 1, size, size)
+    drawn = score.draw(unet, scheduler, noise, "euler", score.STEPS)
+    torch.testing.assert_close(estimates[:, -1], drawn)  # the last step goes to x_0
+
+
 def test_the_same_seed_gives_the_same_table(finished, tmp_path, monkeypatch):
     run = next((finished / "runs").glob("control-*"))
-    monkeypatch.setattr(score, "GRID", {"euler": (5,), "f-pndm": (20,)})
+    monkeypatch.setattr(score, "GRID", {"euler": (5,), "f-pndm": (15,)})
     argv = [str(run), "--samples", "100", "--classifier", *map(str, finished.glob("classifier-*"))]
     score.main([*argv, "--output", str(tmp_path / "again.json")])
     again = json.loads((tmp_path / "again.json").read_text())["rows"]
@@ -90,7 +115,7 @@ def test_a_failing_child_is_named_and_stops_the_rest(tmp_path, capfd):
 
 
 def test_ctrl_c_lets_the_trainings_save_and_the_same_command_continues(tmp_path):
-    argv = ["--out", str(tmp_path), "--steps", "400", "--samples", "100"]
+    argv = ["--out", str(tmp_path), "--data", "digits", "--steps", "400", "--samples", "100"]
     command = [sys.executable, "-m", "run.quickstart", *argv]
     child = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

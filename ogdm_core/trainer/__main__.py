@@ -36,7 +36,8 @@ def parser() -> argparse.ArgumentParser:
         help="groups of its norms, from scratch (default: 8)",
     )
     add("--attention", type=number(int, 0), default=0, metavar="SIZE",
-        help="attention where images are this small, from scratch (default: in the middle only)")  # fmt: skip
+        help="attention at this image size and below, from scratch "
+        "(default: in the middle only)")  # fmt: skip
     add("--scale-shift", action="store_true", help="time scales and shifts its norms, from scratch")
     add("--class-cond", action="store_true", help="train on the data's labels, from scratch")
     add("--steps", type=count, default=2000, help="optimiser steps in all (default: 2000)")

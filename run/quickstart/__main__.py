@@ -6,7 +6,7 @@ noise with Euler, S-PNDM, F-PNDM and Heun at several NFEs, and FID and recall ar
 
     run/quickstart.sh --out out/quickstart
 
-writes results.json, fid_vs_nfe.png, samples.png and report.html. Everything is seeded; a run that
+writes results.json, fid_vs_nfe.png, samples.png, trajectory.png and report.html. A run that
 was stopped continues with the same command. Unless the flags say otherwise, OGDM runs with k 0.35,
 gamma 0.06 (hinge: 0.03), t_max 0.7 and the light discriminator, fused.
 """
@@ -17,7 +17,6 @@ import argparse
 import hashlib
 import json
 import os
-import re
 import resource
 import shlex
 import signal
@@ -27,7 +26,7 @@ import threading
 import time
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,36 +36,9 @@ from ogdm_core.config import OGDMConfig
 from ogdm_core.files import sha256
 from run.alone import alone
 from run.provenance import commit, cores, versions
+from run.quickstart.settings import EXPERIMENTS, GAMMA, OGDM, seeds
 
-HERE = Path(__file__).parent
 PACKAGES = ("torch", "diffusers", "accelerate", "numpy", "scikit-learn", "ogdm")
-
-
-@dataclass(frozen=True)
-class Job:
-    """What differs between the data sets."""
-
-    baseline: str  # flags that train the baseline from scratch
-    steps: int  # of each fine-tune
-    samples: int  # per sampler and NFE
-    shipped: Path | None = None  # a baseline that is there already
-
-
-JOBS = {
-    "digits": Job("--channels 8,16 --steps 8000 --lr 8e-4", 2000, 2500, HERE / "baseline-digits"),
-    "mnist": Job("--channels 8,16,32 --norm-groups 2 --steps 2500 --lr 8e-4", 1000, 1000),
-}
-FINETUNE = "--lr 1e-4 --ema 0.995 --anneal"
-OGDM = {"ogdm_k": 0.35, "ogdm_t_max": 0.7, "ogdm_d_kind": "light", "ogdm_fused": True}
-GAMMA = {"nonsaturating": 0.06, "hinge": 0.03}  # by adversarial form
-
-
-def seeds(text: str) -> list[int]:
-    """0,1,2 as numbers, no two of them alike: a seed's runs have one folder."""
-    found = [flags.number(int, 0, 2**31)(s) for s in text.split(",")]
-    if len(set(found)) < len(found):
-        raise argparse.ArgumentTypeError(f"{text} is not allowed; name each seed once")
-    return found
 
 
 def parse(argv: list[str]) -> tuple[argparse.Namespace, OGDMConfig]:
@@ -74,11 +46,13 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, OGDMConfig]:
     p = flags.Parser(prog="run/quickstart.sh", description=__doc__)
     add, count = p.add_argument, flags.number(int, 1)
     add("--out", type=Path, default=Path("out/quickstart"), help="folder to write")
-    add("--data", choices=tuple(JOBS), default="digits",
-        help="digits: 8x8, minutes; mnist: 16x16, longer (default: digits)")  # fmt: skip
+    add("--data", choices=tuple(EXPERIMENTS), default="mnist",
+        help="mnist: 16x16; digits: 8x8, half the time (default: mnist)")  # fmt: skip
     add("--seeds", type=seeds, default=[0], metavar="0,1,...",
         help="seeds; each gets its own pair of fine-tunes (default: 0)")  # fmt: skip
     add("--steps", type=count, help="steps of each fine-tune (default: by data set)")
+    add("--control-steps", type=count, help="steps of the control (default: as many as OGDM's); "
+        "more of them give the control as much time as OGDM took")  # fmt: skip
     add("--samples", type=flags.number(int, 100),
         help="images per sampler and NFE, 100 or more (default: by data set)")  # fmt: skip
     add("--from-scratch", action="store_true", help="train the baseline anew, do not use ours")
@@ -86,8 +60,9 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, OGDMConfig]:
     flags.add_arguments(p, "diffusers")
     p.set_defaults(**OGDM)
     args = p.parse_args(argv)
-    job = JOBS[args.data]
-    args.steps, args.samples = args.steps or job.steps, args.samples or job.samples
+    default = EXPERIMENTS[args.data]
+    args.steps, args.samples = args.steps or default.steps, args.samples or default.samples
+    args.control_steps = args.control_steps or args.steps
     config = flags.from_args(vars(args) | {"ogdm": True}, "diffusers")
     if args.ogdm_gamma is None:
         config = replace(config, gamma=GAMMA[config.adversarial])
@@ -129,7 +104,7 @@ class Runner:
             )  # fmt: skip
             self.children.append(child)
         task = self.bar.add_task(name, total=1, note="")
-        printed, tail = -1.0, []
+        printed, tail, start = -1.0, [], time.time()
         for line in child.stdout:
             tail = [*tail[-19:], line]
             head, _, note = line.strip().partition("  ")
@@ -139,7 +114,8 @@ class Runner:
             self.bar.update(task, completed=done, total=total, note=note)
             if not self.console.is_terminal and done / total >= printed + 0.2:
                 printed = done / total
-                self.console.print(f"{name}: {head}  {note}", soft_wrap=True)
+                left = (time.time() - start) * (total - done) / done
+                self.console.print(f"{name}: {head}, {left:.0f} s left  {note}", soft_wrap=True)
         if child.wait() and not self.stopping:
             raise RuntimeError(f"{shlex.join(command)} failed:\n{''.join(tail)}")
 
@@ -160,34 +136,13 @@ class Runner:
 
 def ensure_baseline(args: argparse.Namespace, runner: Runner) -> Path:
     """The folder of the pretrained baseline: ours, or one trained here."""
-    job = JOBS[args.data]
-    if job.shipped and not args.from_scratch:
-        return job.shipped
+    experiment = EXPERIMENTS[args.data]
+    if not args.from_scratch:
+        return experiment.shipped
     folder = args.out / "baseline"
     runner.run("baseline", "ogdm_core.trainer", "--data", args.data, "--output", folder,
-               "--log-every", 100, *job.baseline.split())  # fmt: skip
+               "--log-every", 100, *experiment.baseline.split())  # fmt: skip
     return folder
-
-
-def classifier_path(args: argparse.Namespace) -> Path:
-    """Where the classifier of this data set is, or will be; other code has another file."""
-    from run.evaluate import classifier
-
-    code = sha256(classifier.__file__)[:8]
-    return args.out / f"classifier-{re.sub(r'[^a-z0-9]+', '_', args.data.lower())}-{code}.pt"
-
-
-def ensure_classifier(args: argparse.Namespace) -> Path:
-    """The classifier whose features FID and recall are measured in."""
-    from ogdm_core.trainer.images import load
-    from run.evaluate import classifier
-
-    path = classifier_path(args)
-    try:
-        classifier.load_classifier(path)
-    except ValueError:  # absent or damaged
-        classifier.save_classifier(path, *classifier.train_classifier(load(args.data)))
-    return path
 
 
 def fingerprint(model: Path) -> str:
@@ -202,8 +157,9 @@ def run_method(args: argparse.Namespace, ogdm: list[str], runner: Runner, baseli
                classifier: Path, method: str, seed: int) -> Path:  # fmt: skip
     """Fine-tunes and evaluates one method with one seed; returns the folder of its results."""
     data = ["--data", args.data]
-    train = [*data, "--model", str(baseline), "--steps", args.steps, "--seed", seed]
-    train += [*FINETUNE.split(), *(ogdm if method == "ogdm" else [])]
+    steps, more = (args.steps, ogdm) if method == "ogdm" else (args.control_steps, [])
+    train = [*data, "--model", str(baseline), "--steps", steps, "--seed", seed]
+    train += [*EXPERIMENTS[args.data].finetune.split(), *more]
     score = [*data, "--samples", args.samples]
     made_of = json.dumps([train, score, fingerprint(baseline), classifier.name])
     key = hashlib.sha256(made_of.encode()).hexdigest()[:8]
@@ -263,16 +219,15 @@ def main(argv: list[str] | None = None) -> int:
 
 def work(argv: list[str], args: argparse.Namespace, config: OGDMConfig, lock: int) -> None:
     """Trains and scores what is not there yet, prints the table and writes the report."""
-    given = flags.to_flags(config)
-    ogdm = [w for name, value in given.items() for w in (f"--{name.replace('_', '-')}", value)]
-    start, runner = time.time(), Runner(lock)
+    from . import report, score
+
+    ogdm, start, runner = flags.to_words(config), time.time(), Runner(lock)
     pairs = [(method, seed) for seed in args.seeds for method in ("ogdm", "control")]
     with ThreadPoolExecutor(args.jobs or min(2, cores())) as pool, runner:
-        baseline, classifier = ensure_baseline(args, runner), ensure_classifier(args)
+        baseline = ensure_baseline(args, runner)
+        classifier = score.ensure_classifier(args.out, args.data, runner.console.print)
         one = partial(run_method, args, ogdm, runner, baseline, classifier)
         folders = dict(zip(pairs, pool.map(one, *zip(*pairs, strict=True)), strict=True))
-
-    from . import report
 
     rows = []
     for (method, seed), folder in sorted(folders.items()):
@@ -284,10 +239,11 @@ def work(argv: list[str], args: argparse.Namespace, config: OGDMConfig, lock: in
         "command": shlex.join(["run/quickstart.sh", *argv]),
         "data": args.data,
         "config": {
-            "finetune": FINETUNE.split(), "ogdm": ogdm, "steps": args.steps, "seeds": args.seeds,
-            "samples": args.samples, "baseline_sha256": fingerprint(baseline),
+            "finetune": EXPERIMENTS[args.data].finetune, "ogdm": ogdm, "steps": args.steps,
+            "control_steps": args.control_steps, "seeds": args.seeds, "samples": args.samples,
+            "baseline_sha256": fingerprint(baseline),
         },
-        "classifier_accuracy": found["classifier_accuracy"],
+        "classifier_accuracy": found["classifier_accuracy"], "half_fid": found["half_fid"],
         "observer": observer_summary([folders["ogdm", seed] for seed in args.seeds]),
         "versions": versions(PACKAGES),
         "commit": commit(),

@@ -1,4 +1,4 @@
-"""Results of the quickstart as a table, two pictures and one self-contained page."""
+"""Results of the quickstart as a table, three pictures and one self-contained page."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 from ogdm_core.files import write_json, write_text
 
-FILES = ("results.json", "fid_vs_nfe.png", "samples.png", "report.html")
+FILES = ("results.json", "fid_vs_nfe.png", "samples.png", "trajectory.png", "report.html")
 NAMES = {"control": "control", "ogdm": "OGDM"}
 COLUMNS = (
     "sampler", "NFE", "FID control", "FID OGDM", "change", "recall control", "recall OGDM",
@@ -111,29 +111,48 @@ def plot_fid(results: dict[str, Any], path: Path) -> None:
 
 
 def plot_samples(results: dict[str, Any], folders: dict[str, Path], path: Path) -> None:
-    """NFE across, control above OGDM, for Euler and S-PNDM; the same noise at the same place."""
+    """Control above OGDM, the same noise at the same place; real images on the right."""
+    from ogdm_core.trainer.images import load
     from run.figures import style
 
-    nfes, columns = (5, 10, 15, 20, 25), 6
-    rows = [(s, m) for s in ("euler", "s-pndm") for m in NAMES]
-    fig, axes = style.figure(len(rows), len(nfes), size=(10, 0.6 + 0.68 * len(rows)))
-    for line, (sampler, method) in zip(axes, rows, strict=True):
+    images, columns, shown = load(results["data"]), 6, 18
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
+    blocks = [("euler", 5), ("euler", 10), ("s-pndm", 10), ("euler", 25)]
+    fig, axes = style.figure(2, len(blocks) + 1, size=(11, 2.75))
+    for i, (method, line) in enumerate(zip(NAMES, axes, strict=True)):
         with np.load(folders[method] / "evaluation.npz") as kept:
-            for ax, nfe in zip(line, nfes, strict=True):
-                style.show(ax, torch.from_numpy(kept[f"{sampler}-{nfe}"][: 2 * columns]), columns)
-        line[0].set_ylabel(f"{NAMES[method]}\n{style.sampler_name(sampler)}", fontsize=8,
-                           color=style.method_colour(method))  # fmt: skip
-    for ax, nfe in zip(axes[0], nfes, strict=True):
-        ax.set_title(f"NFE {nfe}")
-    fig.tight_layout(rect=(0, 0.02, 1, 1), h_pad=0.4, w_pad=1.2)
+            for ax, (sampler, nfe) in zip(line, blocks, strict=False):
+                style.show(ax, torch.from_numpy(kept[f"{sampler}-{nfe}"][:shown]), columns)
+        style.show(line[-1], images.pixels(order[i * shown : (i + 1) * shown]), columns)
+        line[0].set_ylabel(NAMES[method], fontsize=10, color=style.method_colour(method))
+    for ax, (sampler, nfe) in zip(axes[0], blocks, strict=False):
+        ax.set_title(f"{style.sampler_name(sampler)}, NFE {nfe}")
+    axes[0, -1].set_title("real images")
+    fig.tight_layout(rect=(0, 0.02, 1, 1), h_pad=0.4, w_pad=0.8)
+    style.save(fig, path, results["command"])
+
+
+def plot_trajectory(results: dict[str, Any], folders: dict[str, Path], path: Path) -> None:
+    """The estimate of x_0 after each Euler step, from the same noise, control above OGDM."""
+    from run.figures import style
+
+    fig, axes = style.figure(2, 1, size=(8, 2.1))
+    for method, ax in zip(NAMES, axes, strict=True):
+        with np.load(folders[method] / "evaluation.npz") as kept:
+            estimates = torch.from_numpy(kept["trajectory"][0])
+        style.show(ax, estimates, len(estimates))
+        ax.set_ylabel(NAMES[method], fontsize=10, color=style.method_colour(method))
+    axes[0].set_title(f"one sample's estimate of x_0, Euler, step 1 to {len(estimates)}")
+    fig.tight_layout(rect=(0, 0.02, 1, 1), h_pad=0.4)
     style.save(fig, path, results["command"])
 
 
 def write(out: Path, results: dict[str, Any], folders: dict[str, Path]) -> None:
-    """Writes all of FILES; `folders` holds one run per method for the sample picture."""
+    """Writes all of FILES; `folders` holds one run per method for the pictures of samples."""
     write_json(out / "results.json", results)
     plot_fid(results, out / "fid_vs_nfe.png")
     plot_samples(results, folders, out / "samples.png")
+    plot_trajectory(results, folders, out / "trajectory.png")
     write_text(out / "report.html", page(results, out))
 
 
@@ -161,19 +180,23 @@ pre {{ background: #f4f4f4; padding: .7rem; overflow-x: auto; }}
 </style></head><body>
 <h1>Few-step sampling on {results["data"]}: plain training against OGDM</h1>
 <p><b>{headline(results)}</b></p>
-<p>Two fine-tunes of {config["steps"]} steps start from one baseline: the control with the plain
-loss, OGDM with the emission loss added. Both see the same images and noise and are sampled from the
-same initial noise at the same cost. Seeds: {", ".join(map(str, config["seeds"]))}.</p>
+<p>Two fine-tunes start from one baseline: the control with the plain loss
+({config["control_steps"]} steps), OGDM with the emission loss added ({config["steps"]} steps).
+Both see the same images and noise and are sampled from the same initial noise at the same cost.
+Seeds: {", ".join(map(str, config["seeds"]))}.</p>
 <p>{results["observer"]["words"]}</p>
 <h2>FID over the number of network evaluations (NFE)</h2>
 {picture("fid_vs_nfe.png")}
 <h2>Samples</h2>
-<p>The same noise is at the same place in every block.</p>
+<p>The same noise is at the same place in every block. The last block holds real images.</p>
 {picture("samples.png")}
+<p>What the two models make of one noise on the way: the estimate of x_0 after each step.</p>
+{picture("trajectory.png")}
 <h2>Table</h2>
 <p>FID and recall are taken in 64 features of a small classifier trained on this data
 ({100 * results["classifier_accuracy"]:.1f} % right on held-out images), with {config["samples"]}
-images per cell. They are not Inception features: compare these numbers with each other only.</p>
+images per cell. They are not Inception features: compare these numbers with each other only. One
+half of the real images against the other half scores {results["half_fid"]:.2f}.</p>
 <table>{row(COLUMNS, "th")}{"".join(map(row, lines(results)))}</table>
 <h2>How it was made</h2>
 <pre>{html.escape(results["command"])}</pre>

@@ -1,12 +1,14 @@
 """Samples a diffusers model with every sampler at every NFE, and measures FID and recall.
 
-python -m run.quickstart.score MODEL --data digits --output rows.json
+python -m run.quickstart.score MODEL --data mnist --output rows.json
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +16,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ogdm_core.files import check_writable, whole, write_json
+from ogdm_core.files import check_writable, sha256, whole, write_json
 from ogdm_core.flags import Parser, number
 from ogdm_core.guidance import Guide, guided, once_per_step
 from ogdm_core.random import generator_of
 from ogdm_core.samplers import sample, steps_for_nfe
+from ogdm_core.solvers import step
 from ogdm_core.splice.diffusers import make_eps_fn, schedule_of
 from ogdm_core.trainer import images as data_sets
 from ogdm_core.trainer.train import check_model, load_model
+from run.evaluate import classifier as features
 from run.evaluate import metrics
-from run.evaluate.classifier import load_classifier, train_classifier
 
 GRID = {
-    "euler": (5, 10, 15, 20, 25, 50),
-    "s-pndm": (5, 10, 15, 20, 25),
-    "f-pndm": (20, 25),
-    "heun": (11, 15, 25),
+    "euler": (5, 10, 25),
+    "s-pndm": (5, 10),
+    "f-pndm": (15, 25),
+    "heun": (5, 11),
 }
+STEPS = 10  # of the trajectories that are kept
 
 
 def cells(text: str) -> list[tuple[str, int]]:
@@ -46,8 +50,14 @@ def cells(text: str) -> list[tuple[str, int]]:
     return found
 
 
+def labels(unet: Any, noise: Tensor) -> Tensor | None:
+    """Image i is of class i mod classes; None for a model without classes."""
+    classes = unet.config.num_class_embeds or 0
+    return torch.arange(len(noise), device=noise.device) % classes if classes else None
+
+
 def draw(
-    unet: Any, scheduler: Any, noise: Tensor, sampler: str, nfe: int, batch: int = 250, *,
+    unet: Any, scheduler: Any, noise: Tensor, sampler: str, nfe: int, batch: int = 64, *,
     discretisation: str | None = None, guide: Guide | None = None, weight: float = 1.0,
 ) -> Tensor:  # fmt: skip
     """Samples [N, C, H, W] in [-1, 1] from unit noise; image i is of class i mod classes.
@@ -55,9 +65,7 @@ def draw(
     guide, weight   corrects eps once per step (`ogdm_core.guidance`)
     """
     schedule = schedule_of(scheduler)
-    classes = unet.config.num_class_embeds or 0
-    label = torch.arange(len(noise), device=noise.device) % classes if classes else None
-    parts = []
+    label, parts = labels(unet, noise), []
     for i in range(0, len(noise), batch):
         part = None if label is None else label[i : i + batch]
         eps_fn = make_eps_fn(unet, schedule, scheduler.config.prediction_type, part)
@@ -72,8 +80,40 @@ def draw(
     return torch.cat(parts)
 
 
+def denoised(unet: Any, scheduler: Any, noise: Tensor) -> Tensor:
+    """The estimates of x_0 that Euler's STEPS steps make on their way [N, STEPS, C, H, W]."""
+    schedule, estimates = schedule_of(scheduler), []
+    network = make_eps_fn(unet, schedule, scheduler.config.prediction_type, labels(unet, noise))
+
+    def eps_fn(x: Tensor, t: Tensor) -> Tensor:
+        eps = network(x, t)
+        estimates.append(step(schedule, x, eps, t, torch.zeros_like(t)).clamp(-1, 1))
+        return eps
+
+    sample(eps_fn, schedule.prior(noise), schedule, sampler="euler", nfe=STEPS)
+    return torch.stack(estimates, 1)
+
+
+def classifier_path(out: Path, data: str) -> Path:
+    """Where the classifier of this data set is, or will be; other code has another file."""
+    name = re.sub(r"[^a-z0-9]+", "_", data.lower())
+    return out / f"classifier-{name}-{sha256(features.__file__)[:8]}.pt"
+
+
+def ensure_classifier(out: Path, data: str, say: Callable[[str], None] = print) -> Path:
+    """The classifier whose features FID and recall are measured in."""
+    path = classifier_path(out, data)
+    try:
+        features.load_classifier(path)
+    except ValueError:  # absent or damaged
+        say("training a classifier whose features FID is measured in")
+        images = data_sets.load(data)
+        features.save_classifier(path, *features.train_classifier(images))
+    return path
+
+
 def main(argv: list[str] | None = None) -> int:
-    """Writes {"rows": [...], "classifier_accuracy": ...} and the first few samples of each cell."""
+    """Writes {"rows": [...], ...} as json, and the first few samples of each cell as npz."""
     p = Parser(prog="python -m run.quickstart.score", description=__doc__)
     add = p.add_argument
     add("model", help="folder in diffusers' format")
@@ -83,7 +123,7 @@ def main(argv: list[str] | None = None) -> int:
     add("--samples", type=number(int, 4), default=2500, help="images per cell (default: 2500)")
     add("--cells", type=cells, metavar="SAMPLER-NFE,...", help="as in euler-5,s-pndm-10",
         default=[(sampler, nfe) for sampler, nfes in GRID.items() for nfe in nfes])  # fmt: skip
-    add("--keep", type=number(int, 0), default=16, help="images per cell to keep (default: 16)")
+    add("--keep", type=number(int, 0), default=24, help="images per cell to keep (default: 24)")
     add("--classifier", type=Path, help="from save_classifier; absent: trained here")
     add("--noise-seed", type=number(int, 0, 2**63), default=0, help="seed of x_T (default: 0)")
     args = p.parse_args(argv)
@@ -92,10 +132,10 @@ def main(argv: list[str] | None = None) -> int:
         check_writable(args.output)
         images = data_sets.load(args.data, args.size)
         if args.classifier:
-            classifier, accuracy = load_classifier(args.classifier, images)
+            classifier, accuracy = features.load_classifier(args.classifier, images)
         else:
             print("training a classifier whose features FID is measured in", flush=True)
-            classifier, accuracy = train_classifier(images)
+            classifier, accuracy = features.train_classifier(images)
         unet, scheduler = load_model(args.model)
         most, steps = max(nfe for _, nfe in args.cells), len(scheduler)
         if most > steps:
@@ -103,6 +143,8 @@ def main(argv: list[str] | None = None) -> int:
     except (ValueError, OSError, ImportError) as error:
         p.error(str(error))
     real = classifier.features(images.all())
+    half = real[torch.randperm(len(real), generator=torch.Generator().manual_seed(0))]
+    half_fid = metrics.fid(*half.tensor_split(2))
     device = "cuda" if torch.cuda.is_available() else "cpu"
     unet.to(device).eval()
     generator = torch.Generator().manual_seed(args.noise_seed)
@@ -118,10 +160,13 @@ def main(argv: list[str] | None = None) -> int:
         kept[f"{sampler}-{nfe}"] = x[: args.keep].numpy()
         done += nfe
         print(f"step {done}/{total}  {sampler} NFE {nfe}: FID {fid:.2f}", flush=True)
+    if args.keep:
+        kept["trajectory"] = denoised(unet, scheduler, noise[: args.keep]).cpu().numpy()
+    found = {"rows": rows, "classifier_accuracy": accuracy, "half_fid": half_fid}
     try:
         with whole(args.output.with_suffix(".npz")) as file:
             np.savez_compressed(file, **kept)
-        write_json(args.output, {"rows": rows, "classifier_accuracy": accuracy})
+        write_json(args.output, found)
     except OSError as error:
         p.error(str(error))
     return 0

@@ -12,6 +12,7 @@ import copy
 import math
 import shlex
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -85,6 +86,7 @@ def train(
     ema = torch.optim.swa_utils.AveragedModel(net, multi_avg_fn=average)
     optimizer = torch.optim.Adam(net.parameters(), lr=lr)
     observer = config and Observer(config, schedule, 2, 1, build=PointDiscriminator)
+    start = time.time()
     for i in range(1, steps + 1):
         x_0 = data(batch)
         t = torch.randint(1, schedule.T + 1, (batch,))
@@ -95,8 +97,10 @@ def train(
         ema.update_parameters(net)
         if observer:
             observer.step(1.0)
-        if i % max(1, steps // 5) == 0:
-            print(f"{name}: step {i}/{steps}  transition {float(transition):.3f}", flush=True)
+        if i % max(1, steps // 10) == 0:
+            left = (time.time() - start) * (steps - i) / i
+            note = f"{left:.0f} s left  transition {float(transition):.3f}"
+            print(f"{name}: step {i}/{steps}, {note}", flush=True)
     return ema.module.eval().requires_grad_(False)
 
 
@@ -124,12 +128,7 @@ def main(argv: list[str] | None = None) -> int:
     p = flags.Parser(prog="run/toy.sh", description=__doc__)
     add, count = p.add_argument, flags.number(int, 1)
     add("--out", type=Path, default=Path("out/toy"), help="folder to write")
-    add(
-        "--seed",
-        type=flags.number(int, 0, 2**31),
-        default=0,
-        help="seed of everything (default: 0)",
-    )
+    add("--seed", type=flags.number(int, 0, 2**31), default=0, help="of everything (default: 0)")
     add("--pretrain", type=count, default=6000, help="steps of the baseline (default: 6000)")
     add("--steps", type=count, default=3000, help="steps of each fine-tune (default: 3000)")
     flags.add_arguments(p)
@@ -140,6 +139,7 @@ def main(argv: list[str] | None = None) -> int:
         check_writable(args.out / "toy.json")
     except OSError as error:
         p.error(str(error))
+    print("three trainings of an MLP: the baseline, the control, OGDM", flush=True)
     torch.set_num_threads(1)  # tiny tensors: more threads only wait for each other
     schedule = DiscreteVP.linear(sigma_data=1.0)
     torch.manual_seed(args.seed)

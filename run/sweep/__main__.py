@@ -42,7 +42,7 @@ class Arm:
 
 def parse(argv: list[str]) -> tuple[argparse.Namespace, list[Arm]]:
     """The flags, with Snakemake's as `native`, and the fine-tunes, controls first."""
-    from run.quickstart.__main__ import HERE, OGDM, seeds
+    from run.quickstart.settings import EXPERIMENTS, OGDM, seeds
 
     cut = argv.index("--") if "--" in argv else len(argv)
     p = flags.Parser(prog="run/sweep.sh", description=__doc__)
@@ -50,7 +50,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[Arm]]:
     add("--set", action="append", default=[], metavar="NAME=V1,V2", help="values of a setting, as "
         f"in --ogdm-NAME (default: {' '.join(f'{n}={v}' for n, v in GRID.items())})")  # fmt: skip
     add("--cells", default=CELLS, metavar="SAMPLER-NFE,...", help=f"(default: {CELLS})")
-    add("--model", default=str(HERE / "baseline-digits"), help="folder in diffusers' format "
+    add("--model", default=str(EXPERIMENTS["digits"].shipped), help="folder in diffusers' format "
         "(default: the quickstart's baseline)")  # fmt: skip
     add("--data", default="digits", help="digits, mnist, an .npz or a folder (default: digits)")
     add("--classifier", type=Path, help="whose features FID is taken in (default: trained here)")
@@ -92,15 +92,14 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[Arm]]:
 
 def score_job(args: argparse.Namespace, arm: Arm, classifier: Path) -> Any:
     """The job that leaves the FIDs of one fine-tune; it needs the job that trains."""
-    from run.quickstart.__main__ import FINETUNE, JOBS
+    from run.quickstart.settings import EXPERIMENTS, FINETUNE
     from run.tables.jobs import Job, module
 
     data, model = (
-        str(Path(name).absolute()) if Path(name).exists() and name not in JOBS else name
+        str(Path(name).absolute()) if Path(name).exists() and name not in EXPERIMENTS else name
         for name in (args.data, args.model)
     )
-    changed = flags.to_flags(arm.config) if arm.config else {}
-    ogdm = [w for n, value in changed.items() for w in (f"--{n.replace('_', '-')}", value)]
+    ogdm = flags.to_words(arm.config) if arm.config else []
     train_words = ["--data", data, "--model", model, "--steps", args.steps, "--seed", arm.seed,
                    *FINETUNE.split(), *ogdm]  # fmt: skip
     score_words = ["--data", data, "--samples", args.samples, "--cells", args.cells]
@@ -126,8 +125,7 @@ def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     args, arms = parse(argv)
     from ogdm_core.trainer.train import check_model
-    from run.quickstart.__main__ import classifier_path, ensure_classifier
-    from run.quickstart.score import cells
+    from run.quickstart.score import cells, classifier_path, ensure_classifier
     from run.tables.jobs import chain
     from run.tables.workflow import workflow
 
@@ -138,7 +136,7 @@ def main(argv: list[str] | None = None) -> int:
         check_model(args.model)
         args.out.mkdir(parents=True, exist_ok=True)
         find = classifier_path if args.dry_run else ensure_classifier
-        classifier = (args.classifier or find(args)).absolute()
+        classifier = (args.classifier or find(args.out, args.data)).absolute()
     except (ValueError, OSError, ImportError, argparse.ArgumentTypeError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -93,9 +93,10 @@ def test_the_quickstart_prints_its_numbers_before_it_writes_them(
     def fail(*args):
         raise end
 
-    found = {"rows": [], "classifier_accuracy": 1.0}
+    found = {"rows": [], "classifier_accuracy": 1.0, "half_fid": 0.1}
+    monkeypatch.setattr(score, "ensure_classifier", lambda *a: None)
     for name, value in {
-        "ensure_baseline": None, "ensure_classifier": None, "run_method": tmp_path, "scores": found,
+        "ensure_baseline": None, "run_method": tmp_path, "scores": found,
         "fingerprint": "", "observer_summary": {}, "commit": "", "versions": {},
     }.items():  # fmt: skip
         monkeypatch.setattr(quickstart, name, lambda *a, value=value: value)
@@ -121,13 +122,12 @@ def test_damaged_scores_are_made_again(tmp_path, damaged):
 def test_a_damaged_classifier_is_made_again(tmp_path, monkeypatch, keep):
     net = classifier.Classifier(1, 10)
     monkeypatch.setattr(classifier, "train_classifier", lambda images: (net, 0.5))
-    args = SimpleNamespace(out=tmp_path, data="digits")
-    path = quickstart.ensure_classifier(args)
+    path = score.ensure_classifier(tmp_path, "digits")
     before = path.read_bytes()
     path.write_bytes(before[: int(keep * len(before))])
     with torch.no_grad():
         net.scale.fill_(2.0)
-    quickstart.ensure_classifier(args)
+    score.ensure_classifier(tmp_path, "digits")
     again, _ = classifier.load_classifier(path, Images(np.zeros((1, 1, 8, 8), np.uint8)))
     assert float(again.scale) == (1.0 if keep == 1 else 2.0)  # a whole one is kept
 

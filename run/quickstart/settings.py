@@ -1,0 +1,43 @@
+"""What the quickstart trains and scores, by data set. The sweep takes its defaults from here."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+
+from ogdm_core import flags
+
+HERE = Path(__file__).parent
+FINETUNE = "--lr 1e-4 --ema 0.995 --anneal"
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What differs between the data sets."""
+
+    baseline: str  # flags that train the baseline from scratch
+    shipped: Path  # the baseline that they made
+    steps: int  # of each fine-tune
+    samples: int  # per sampler and NFE
+    finetune: str = FINETUNE  # flags of both fine-tunes
+
+
+EXPERIMENTS = {
+    "mnist": Experiment(
+        "--channels 16,32,64 --attention 4 --scale-shift --steps 3500 --lr 1e-3 --anneal",
+        HERE / "baseline-mnist", 600, 1000, "--lr 2e-4 --ema 0.995 --anneal",
+    ),
+    "digits": Experiment("--channels 8,16 --steps 8000 --lr 8e-4", HERE / "baseline-digits",
+                         2000, 2500),
+}  # fmt: skip
+OGDM = {"ogdm_k": 0.35, "ogdm_t_max": 0.7, "ogdm_d_kind": "light", "ogdm_fused": True}
+GAMMA = {"nonsaturating": 0.06, "hinge": 0.03}  # by adversarial form
+
+
+def seeds(text: str) -> list[int]:
+    """0,1,2 as numbers, no two of them alike: a seed's runs have one folder."""
+    found = [int(flags.number(int, 0, 2**31)(s)) for s in text.split(",")]
+    if len(set(found)) < len(found):
+        raise argparse.ArgumentTypeError(f"{text} is not allowed; name each seed once")
+    return found
