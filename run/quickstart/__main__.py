@@ -104,7 +104,7 @@ class Runner:
             )  # fmt: skip
             self.children.append(child)
         task = self.bar.add_task(name, total=1, note="")
-        printed, tail, start = -1.0, [], time.time()
+        printed, tail = -1.0, []
         for line in child.stdout:
             tail = [*tail[-19:], line]
             head, _, note = line.strip().partition("  ")
@@ -114,8 +114,7 @@ class Runner:
             self.bar.update(task, completed=done, total=total, note=note)
             if not self.console.is_terminal and done / total >= printed + 0.2:
                 printed = done / total
-                left = (time.time() - start) * (total - done) / done
-                self.console.print(f"{name}: {head}, {left:.0f} s left  {note}", soft_wrap=True)
+                self.console.print(f"{name}: {head}  {note}", soft_wrap=True)
         if child.wait() and not self.stopping:
             raise RuntimeError(f"{shlex.join(command)} failed:\n{''.join(tail)}")
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from ogdm_core.files import check_writable, sha256, whole, write_json
 from ogdm_core.flags import Parser, number
 from ogdm_core.guidance import Guide, guided, once_per_step
+from ogdm_core.progress import Progress
 from ogdm_core.random import generator_of
 from ogdm_core.samplers import sample, steps_for_nfe
 from ogdm_core.solvers import step
@@ -151,15 +152,16 @@ def main(argv: list[str] | None = None) -> int:
     shape = (args.samples, images.channels, images.size, images.size)
     noise = torch.randn(shape, generator=generator).to(device)
     rows, kept, total, done = [], {}, sum(nfe for _, nfe in args.cells), 0
-    for sampler, nfe in args.cells:
-        x = draw(unet, scheduler, noise, sampler, nfe).cpu()
-        fake = classifier.features(x)
-        fid, (precision, recall) = metrics.fid(real, fake), metrics.precision_recall(real, fake)
-        rows.append({"sampler": sampler, "nfe": nfe, "fid": fid, "recall": recall,
-                     "precision": precision, "samples": args.samples})  # fmt: skip
-        kept[f"{sampler}-{nfe}"] = x[: args.keep].numpy()
-        done += nfe
-        print(f"step {done}/{total}  {sampler} NFE {nfe}: FID {fid:.2f}", flush=True)
+    with Progress("step", total, file=sys.stdout) as progress:
+        for sampler, nfe in args.cells:
+            x = draw(unet, scheduler, noise, sampler, nfe).cpu()
+            fake = classifier.features(x)
+            fid, (precision, recall) = metrics.fid(real, fake), metrics.precision_recall(real, fake)
+            rows.append({"sampler": sampler, "nfe": nfe, "fid": fid, "recall": recall,
+                         "precision": precision, "samples": args.samples})  # fmt: skip
+            kept[f"{sampler}-{nfe}"] = x[: args.keep].numpy()
+            done += nfe
+            progress.update(done, f"{sampler} NFE {nfe}: FID {fid:.2f}", show=True)
     if args.keep:
         kept["trajectory"] = denoised(unet, scheduler, noise[: args.keep]).cpu().numpy()
     found = {"rows": rows, "classifier_accuracy": accuracy, "half_fid": half_fid}

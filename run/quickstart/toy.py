@@ -12,7 +12,6 @@ import copy
 import math
 import shlex
 import sys
-import time
 from pathlib import Path
 
 import torch
@@ -23,6 +22,7 @@ from ogdm_core.config import OGDMConfig
 from ogdm_core.discriminator import embed_time
 from ogdm_core.files import check_writable, write_json
 from ogdm_core.observer import Observer
+from ogdm_core.progress import Progress
 from ogdm_core.samplers import sample
 from ogdm_core.schedule import DiscreteVP
 
@@ -86,21 +86,18 @@ def train(
     ema = torch.optim.swa_utils.AveragedModel(net, multi_avg_fn=average)
     optimizer = torch.optim.Adam(net.parameters(), lr=lr)
     observer = config and Observer(config, schedule, 2, 1, build=PointDiscriminator)
-    start = time.time()
-    for i in range(1, steps + 1):
-        x_0 = data(batch)
-        t = torch.randint(1, schedule.T + 1, (batch,))
-        loss, transition = training_loss(net, x_0, torch.randn_like(x_0), t, schedule, observer)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        ema.update_parameters(net)
-        if observer:
-            observer.step(1.0)
-        if i % max(1, steps // 10) == 0:
-            left = (time.time() - start) * (steps - i) / i
-            note = f"{left:.0f} s left  transition {float(transition):.3f}"
-            print(f"{name}: step {i}/{steps}, {note}", flush=True)
+    with Progress(f"{name}: step", steps, file=sys.stdout, every=5) as progress:
+        for i in range(1, steps + 1):
+            x_0 = data(batch)
+            t = torch.randint(1, schedule.T + 1, (batch,))
+            loss, transition = training_loss(net, x_0, torch.randn_like(x_0), t, schedule, observer)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            ema.update_parameters(net)
+            if observer:
+                observer.step(1.0)
+            progress.update(i, f"transition {float(transition):.3f}", show=i == 1)
     return ema.module.eval().requires_grad_(False)
 
 
