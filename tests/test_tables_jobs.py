@@ -8,10 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from run.evaluate import adm
 from run.tables import __main__ as cli
-from run.tables import check, cost, paper
+from run.tables import baselines, check, cost, cpu, paper
 from run.tables.jobs import Job, chain
 from run.tables.rows import Options, Planner, Row, select_rows, without_gradients
 from run.tables.scale import NAMES, get_scale
@@ -188,6 +189,68 @@ def test_nfes_that_a_sampler_cannot_hit_are_left_out_and_said(options):
     by_name = {row.name: row for row in rows(options, number=3, nfes=(25, 10))}
     assert by_name["cifar10-adm-baseline-f-pndm"].others == [10]
     assert list(by_name["cifar10-adm-baseline-s-pndm"].samples) == [25, 10]
+
+
+# ---- small networks on a CPU --------------------------------------------------------------------
+
+
+def test_a_control_is_trained_like_its_fine_tune_but_for_ogdm(options):
+    names = ("cifar10-edm-control", "cifar10-edm-ogdm-ft")
+    control, tuned = rows(options, *names, scale=get_scale("cpu"))
+    a, b = (row.train.command().flags for row in (control, tuned))
+    differ = {n for n in a.keys() | b.keys() if a.get(n) != b.get(n)}
+    assert differ == {"--outdir", *(n for n in b if n.startswith("--ogdm"))}
+    assert control.train.needs[1].key == tuned.train.needs[1].key
+    heun = rows(options, number=2, scale=get_scale("cpu"))
+    assert heun[0].train.key == control.train.key  # a control serves every table
+    assert heun[1].train.command().flags["--ogdm-projection"] == "heun"
+
+
+def test_seeds_train_fine_tunes_anew_and_share_baseline_data_and_net(options):
+    asked = replace(options, scale=get_scale("cpu"), seeds=(0, 1, 2), rows=("*-ogdm-ft",))
+    found = Planner(asked).rows()
+    assert [row.seed for row in found[:3]] == [0, 1, 2] and len(found) == 12
+    for one, other in zip(found[0::3], found[1::3], strict=True):
+        a, b = ({job.key: job.name for job in row.chain()} for row in (one, other))
+        shared = {a[key] for key in a.keys() & b.keys()}
+        base = [job.name for job in one.train.needs]
+        assert one.train.key != other.train.key and {*base, "digits-classifier.data"} <= shared
+        assert all(name in base or name.endswith(".data") for name in shared)
+
+
+def test_shipped_weights_take_the_place_of_a_baselines_training(options, monkeypatch, tmp_path):
+    scale = get_scale("cpu")
+    monkeypatch.setattr(cpu, "BASELINES", tmp_path)
+    (tmp_path / "digits-adm.safetensors").write_text("x")
+    (row,) = rows(options, "cifar10-adm-ogdm-ft", scale=scale)
+    base = row.train.needs[1]
+    assert base.kind == "weights" and base.command().native[:2] == ("unpack", "adm")
+    (row,) = rows(options, "cifar10-adm-ogdm-ft", scale=scale, from_scratch=True)
+    assert row.train.needs[1].kind == "train"
+
+
+@pytest.mark.parametrize("backbone", ["adm", "ldm"])
+def test_a_packed_baseline_is_the_ema_in_the_backbones_own_format(tmp_path, backbone):
+    weights = {"net.a.weight": torch.arange(6.0).view(3, 2), "net.b": torch.ones(4) / 4}
+    native = tmp_path / "native.pt"
+    if backbone == "ldm":
+        raw = {f"model.{name}": torch.zeros_like(value) for name, value in weights.items()}
+        ema = {f"model_ema.{name.replace('.', '')}": value for name, value in weights.items()}
+        torch.save({"state_dict": raw | ema | {"betas": torch.ones(5)}}, native)
+    else:
+        torch.save(weights, native)
+    packed, back = tmp_path / "x.safetensors", tmp_path / "back.pt"
+    baselines.main(["pack", backbone, str(native), str(packed)])
+    baselines.main(["unpack", backbone, str(packed), str(back)])
+    found = torch.load(back, weights_only=True)
+    if backbone == "ldm":
+        found = found["state_dict"]
+        for name, value in ema.items():
+            assert torch.equal(found.pop(name), value)
+        assert "betas" not in found
+        found = {name.removeprefix("model."): value for name, value in found.items()}
+    assert found.keys() == weights.keys()
+    assert all(torch.equal(found[name], value) for name, value in weights.items())
 
 
 # ---- data ---------------------------------------------------------------------------------------

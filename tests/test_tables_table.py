@@ -12,6 +12,7 @@ from PIL import Image
 
 from run.tables import __main__ as cli
 from run.tables import assembled, digits, paper, reference, smoke, table
+from run.tables import results as report
 from run.tables.jobs import chain
 from run.tables.rows import Options, Planner, Row
 from run.tables.scale import get_scale
@@ -72,7 +73,7 @@ def balanced(tex: str, rows: int) -> None:
     assert text.count(r"\begin{") == text.count(r"\end{") == 2
     spec = re.search(r"\\begin\{tabular\}\{(\w+)\}", text)[1]
     body = [line for line in text.splitlines() if line.rstrip().endswith(r"\\")]
-    assert len(body) == 2 + 2 * rows
+    assert len(body) == 2 + 2 * rows  # ours and the paper's, or with controls two rows per group
     for line in body[1:]:
         assert line.count("&") == len(spec) - 1, line
     assert text.count(r"\multirow") >= 1 and r"\bottomrule" in text
@@ -119,6 +120,75 @@ def test_a_smoke_table_says_what_its_numbers_are_worth(options):
     found = results(replace(options, scale=get_scale("smoke"), rows=("cifar10-adm-baseline",)))
     for text in (table.to_markdown(found), table.to_latex(found), table.to_csv(found)):
         assert "mean nothing" in text
+
+
+def test_a_damaged_score_is_said_and_made_again(options):
+    options = replace(options, rows=("cifar10-adm-baseline",), nfes=(10,))
+    rows = finished(options)
+    rows[0].scores[10].output.write_text('{"fid": 1')
+    found = table.collect(options, rows, "x")
+    (line,) = table.failures(found)
+    assert "scores.json is damaged; the same command makes it again" in line
+    assert "damaged (15.20 / 0.527)" in table.to_markdown(found)
+    assert [job.kind for job in rows[0].chain(pending=True)] == ["score"]
+
+
+# ---- controls and seeds -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def compared(options) -> dict:
+    """Table 1 at the cpu scale as if it had run with three seeds; LDM's training has failed."""
+    return results(
+        replace(options, scale=get_scale("cpu"), seeds=(0, 1, 2)), "lsun-church-ldm-ogdm-ft.train"
+    )
+
+
+def test_each_fine_tune_stands_below_its_control_with_mean_spread_and_change(compared, options):
+    names = ["cifar10-adm", "cifar10-edm", "cifar10-edm-cond", "lsun-church-ldm"]
+    wanted = [f"{name}-{kind}" for name in names for kind in ("control", "ogdm-ft")]
+    assert [row["row"] for row in compared["rows"]] == wanted
+    control, tuned = compared["rows"][:2]
+    assert (control["k"], control["gamma"], control["projection"]) == (None, None, None)
+    before, cell = control["cells"][-1], tuned["cells"][-1]
+    fids = [seed["fid"] for seed in cell["seeds"].values()]
+    assert list(cell["seeds"]) == [0, 1, 2] and len(set(fids)) == 3
+    assert cell["fid"] == pytest.approx(np.mean(fids))
+    assert cell["fid_sd"] == pytest.approx(np.std(fids, ddof=1))
+    assert cell["change"] == pytest.approx(100 * (cell["fid"] / before["fid"] - 1))
+    ten = next(c for c in tuned["cells"] if c["nfe"] == 10)
+    assert ten["paper_change"] == pytest.approx(100 * (11.18 / 15.20 - 1))
+    assert "not Inception" in compared["title"] and compared["seeds"] == [0, 1, 2]
+    files = table.write_all(compared, options.out)
+    markdown, rows = files[2].read_text(), list(csv.DictReader(files[1].open()))
+    assert f"| {cell['fid']:.3f} ± {cell['fid_sd']:.3f} / " in markdown
+    assert f"{ten['change']:+.0f} % (-26 %)" in markdown and "lsun-church-ldm-ogdm-ft" in markdown
+    assert [row["seeds"] for row in rows[:1]] == ["3"] and float(rows[4]["change"])
+    assert files[4].stat().st_size > 10_000
+    balanced(files[3].read_text(), 4)
+
+
+def test_a_kept_table_says_nothing_of_the_machine_and_renders_as_it_did(compared, options):
+    words = f"--scale cpu --out {options.out} --jobs=2 --seeds 0,1,2 --table"
+    kept = report.kept(compared | {"command": f"run/reproduce_table1.sh {words}"})
+    assert kept["command"] == "run/reproduce_table1.sh --scale cpu --seeds 0,1,2"
+    text = json.dumps(kept)
+    assert str(options.out) not in text and "native" not in text
+    section = report.section(json.loads(text))
+    assert " ".join(table.lines(compared)[2].split()) in " ".join(section.split())
+    assert re.search(r"CIFAR-10 \(ADM\) +\| Baseline +\| 7.08 / 0.583", section)
+    assert re.search(r"LSUN Church \(LDM\) +\| OGDM \(ft\)", section)
+    page = report.page("# Ours\n", {"table1-cpu": "old"})
+    assert report.page(page, {"table1-cpu": section}).startswith(
+        "# Ours\n\n<!-- table1-cpu -->\n```"
+    )
+    assert "old" not in report.page(page, {"table1-cpu": section})
+
+
+def test_the_page_of_results_is_made_from_its_files():
+    text = report.PAGE.read_text()
+    assert report.page(text, report.sections()) == text
+    assert set(re.findall(r"<!-- (table\S+) -->", text)) == set(report.sections())
 
 
 # ---- tables that repeat others' numbers ---------------------------------------------------------

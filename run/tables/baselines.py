@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from ogdm_core.files import whole
@@ -89,11 +89,12 @@ def main(argv: list[str] | None = None) -> None:
         edm.install()
     if args.way == "pack":
         state, kept = pack(args.backbone, args.source)
-        args.target.parent.mkdir(parents=True, exist_ok=True)
-        save_file({n: v.detach().half().contiguous() for n, v in state.items()}, args.target, kept)
+        packed = {n: v.detach().half().contiguous() for n, v in state.items()}
+        with whole(args.target) as file:
+            file.write(save(packed, kept))
     else:
         with safe_open(args.source, "pt") as file:
-            state = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118
+            state = {n: file.get_tensor(n).float() for n in file.keys()}  # noqa: SIM118
             unpack(args.backbone, state, file.metadata() or {}, args.target)
     print(f"{args.target}: {sum(v.numel() for v in state.values()):,} numbers")
 

@@ -17,6 +17,7 @@ from typing import Any
 from ogdm_core.files import write_json, write_text
 from run.provenance import commit, versions
 
+from . import paper
 from .jobs import Job, read_json
 from .rows import Options, Row
 from .worker import LOG, PACKAGES
@@ -64,11 +65,9 @@ def _row(options: Options, rows: Sequence[Row]) -> dict[str, Any]:
     row = rows[0]
     first = next(iter(row.cells.values()))
     nfes = dict.fromkeys([*row.cells, *row.scores, *row.others])
-    conditional = " cond." if first.conditional else ""
-    dataset = options.scale.data if options.scale.controls else DATASETS[first.dataset]
     return {
         "row": row.name,
-        "dataset": f"{dataset} ({first.backbone.upper()}{conditional})",
+        "dataset": dataset_of(first, options.scale.data if options.scale.controls else ""),
         "method": first.method,
         "sampler": row.sampler,
         "preset": row.preset.name,
@@ -79,6 +78,12 @@ def _row(options: Options, rows: Sequence[Row]) -> dict[str, Any]:
         "failed": next(filter(None, (failure(r.chain(pending=True)) for r in rows)), None),
         "cells": [_cell(rows, nfe) for nfe in sorted(nfes, reverse=True)],
     }
+
+
+def dataset_of(cell: paper.Row, data: str = "") -> str:
+    """As in CIFAR-10 (EDM cond.); `data` takes the paper's place."""
+    conditional = " cond." if cell.conditional else ""
+    return f"{data or DATASETS[cell.dataset]} ({cell.backbone.upper()}{conditional})"
 
 
 def failure(pending: list[Job]) -> dict[str, str] | None:
@@ -241,6 +246,11 @@ def lines(results: dict) -> list[str]:
             # One word if both say the same, such as that there is no number.
             mine, theirs = (a if a == b else f"{a} / {b}" for a, b in pairs)
             rows[-1].append(f"{mine} ({theirs})")
+    return aligned(rows)
+
+
+def aligned(rows: list[list[str]]) -> list[str]:
+    """Rows of Markdown, the first one the head."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     text = ["| " + " | ".join(map(str.ljust, row, widths)) + " |" for row in rows]
     return [text[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *text[1:]]

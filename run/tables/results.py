@@ -1,0 +1,108 @@
+"""docs/results.md: tables that were made here, beside the paper's.
+
+    python -m run.tables.results OUT/table1.json   keeps the table in docs/results/, writes the page
+    python -m run.tables.results                   writes the page from docs/results/
+
+The page's own words stay. A table stands between `<!-- table1-cpu -->` and `<!-- end -->`; a table
+that the page does not have yet is added at its end.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+from ogdm_core.files import write_json, write_text
+from run.provenance import ROOT
+from run.train.presets import get_preset
+
+from . import paper, table
+
+PAGE, KEPT = ROOT / "docs" / "results.md", ROOT / "docs" / "results"
+# What says where a run was, and nothing about its result.
+PLACES = ("--out", "--data", "--third-party", "--jobs", "--table")
+LOCAL = {"checkpoint", "images", "commands", "failed"}
+
+
+def kept(results: dict[str, Any]) -> dict[str, Any]:
+    """The results without the paths of the machine that made them."""
+    words, command = iter(shlex.split(results["command"])), []
+    for word in words:
+        if word.split("=")[0] not in PLACES:
+            command.append(word)
+        elif "=" not in word and word != "--table":
+            next(words)
+    rows = [
+        _without(row) | {"cells": [_without(c) for c in row["cells"]]} for row in results["rows"]
+    ]
+    return results | {"command": shlex.join(command), "rows": rows}
+
+
+def _without(entry: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in entry.items() if name not in LOCAL}
+
+
+def section(results: dict[str, Any]) -> str:
+    """A table under its command, and the paper's below it."""
+    number, seeds = results["number"], ", ".join(map(str, results["seeds"]))
+    made = f"commit {results['commit'][:10]}, torch {results['versions']['torch']}"
+    rows = [row | {"failed": None} for row in results["rows"]]
+    return "\n".join([
+        "```bash", results["command"], "```", "",
+        f"{results['title']}.", "", *table.lines(results | {"rows": rows}), "",
+        f"{table.legend(results)} {results['samples']:,} samples per cell, seeds {seeds}; {made}.",
+        "", f"The paper's Table {number}, for the same rows at full size:", "",
+        *papers(number, rows),
+    ])  # fmt: skip
+
+
+def papers(number: int, rows: list[dict[str, Any]]) -> list[str]:
+    """The paper's numbers: the baseline in place of a control, and OGDM's."""
+    theirs = paper.table(number)
+    found = [["dataset (backbone)", "method", *(f"NFE {nfe}" for nfe in theirs.nfes)]]
+    for row in rows:
+        of = get_preset(row["preset"]).baseline if row["method"] == "control" else row["row"]
+        cells = {c.nfe: c for c in theirs.rows
+                 if of in (c.row, c.preset) and c.sampler == row["sampler"]}  # fmt: skip
+        first = next(iter(cells.values()))
+        both = [(c.fid_text, c.recall_text) if c else None for c in map(cells.get, theirs.nfes)]
+        texts = [" / ".join(pair) if pair and all(pair) else table.OPEN for pair in both]
+        found.append([table.dataset_of(first), table.method_of({"rows": rows}, row | {
+            "method": first.method}), *texts])  # fmt: skip
+    return table.aligned(found)
+
+
+def page(text: str, sections: dict[str, str]) -> str:
+    """The page with these tables in their places."""
+    for name, content in sections.items():
+        block = f"<!-- {name} -->\n{content}\n<!-- end -->"
+        pattern = re.compile(rf"<!-- {name} -->\n.*?<!-- end -->", re.DOTALL)
+        if pattern.search(text):
+            text = pattern.sub(lambda _, block=block: block, text)
+        else:
+            text += f"\n{block}\n"
+    return text
+
+
+def sections() -> dict[str, str]:
+    """Every table in docs/results/, by name."""
+    files = sorted(KEPT.glob("table*.json"))
+    return {file.stem: section(json.loads(file.read_text())) for file in files}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Keeps the tables that are given, and writes the page."""
+    for name in sys.argv[1:] if argv is None else argv:
+        results = kept(json.loads(Path(name).read_text()))
+        write_json(KEPT / f"table{results['number']}-{results['scale']}.json", results)
+    write_text(PAGE, page(PAGE.read_text(), sections()))
+    print(PAGE)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
