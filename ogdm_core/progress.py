@@ -10,8 +10,8 @@ from typing import TextIO
 class Progress:
     """Lines such as `step 20/100  loss 0.1  3.2/s, 25 s left`.
 
-    On a terminal one line is written over again; elsewhere there is a line per `every` seconds, and
-    whenever the caller asks for one. A context manager, whose end finishes the line.
+    On a terminal one line is written over again. Elsewhere there is a line per `every` seconds,
+    none for a shorter loop, and one whenever the caller asks.
     """
 
     def __init__(
@@ -27,27 +27,31 @@ class Progress:
         self.file, self.quiet, self.note = file or sys.stderr, quiet, ""
         self.terminal = self.file.isatty()
         self.start = self.last = time.monotonic()
+        self.shown = self.unfinished = False
 
     def update(self, done: int, note: str | None = None, show: bool = False) -> None:
         """`done` of the total; a note stays until the next one."""
         self.note = self.note if note is None else note
         now = time.monotonic()
         wait = 0.1 if self.terminal else self.every
-        if self.quiet or not (show or done == self.total or now - self.last >= wait):
+        last = self.shown and done == self.total
+        if self.quiet or not (show or last or now - self.last >= wait):
             return
-        self.last = now
+        self.last, self.shown = now, True
         speed = (done - self.first) / max(now - self.start, 1e-9)
         left = f"{speed:.3g}/s, {duration((self.total - done) / speed)} left" if speed else ""
         words = [f"{self.name} {done}/{self.total}", self.note, left if done < self.total else ""]
         line = "  ".join(word for word in words if word)
-        self.file.write(f"\r\x1b[K{line}" if self.terminal else f"{line}\n")
+        self.unfinished = self.terminal and done < self.total
+        end = "" if self.unfinished else "\n"
+        self.file.write(f"\r\x1b[K{line}{end}" if self.terminal else line + end)
         self.file.flush()
 
     def __enter__(self) -> Progress:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        if self.terminal and not self.quiet:
+        if self.unfinished:
             self.file.write("\n")
 
 

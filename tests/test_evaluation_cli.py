@@ -18,8 +18,6 @@ from run.evaluate import extract, metrics
 from run.evaluate.features import Features, load_features
 from run.evaluate.sources import open_source
 
-pytest.importorskip("rich")
-
 NET = """
 import torch
 
@@ -74,6 +72,18 @@ def features(name):
     with np.load(name) as archive:
         images = torch.from_numpy(archive["arr_0"]).permute(0, 3, 1, 2)
     return images.float().flatten(1)[:, :6] / 64
+
+
+def test_a_model_is_sampled_first(folder, capsys):
+    pytest.importorskip("diffusers")
+    flags = ["--sampler", "heun", "--nfe", "3", "--count", "20"]
+    model = str(provenance.ROOT / "run" / "quickstart" / "baseline-digits")
+    found = run(*flags, reference="digits", samples=model, net="pixels")
+    assert found["sample_images"] == 20 and found["samples"] == model and found["fid"] > 0
+    assert "--sampler heun --nfe 3" in found["command"]
+    said = fails(capsys, "--sampler", "heun", "--nfe", "4", reference="digits", samples=model)
+    assert "heun cannot run in 4 network evaluations" in said
+    assert "--nfe is for a model; fake.npz holds no unet/" in fails(capsys, "--nfe", "4")
 
 
 def test_numbers_are_those_of_the_metrics(folder, capsys):

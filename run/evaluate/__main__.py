@@ -5,7 +5,10 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +30,11 @@ def parser() -> argparse.ArgumentParser:
     )
     add = p.add_argument
     add("reference", type=Path, help="training images, ADM's reference batch, statistics")
-    add("samples", type=Path, help="what a sampler wrote")
+    add("samples", type=Path, help="what a sampler wrote; or a model in diffusers' format, to draw")
+    add("--sampler", help="of a model: euler (default), heun, s-pndm, ...")
+    add("--nfe", type=number(int, 1), help="of a model: network evaluations (default: 10)")
+    add("--count", type=number(int, 4), metavar="N",
+        help="of a model: images to draw (default: 50,000)")  # fmt: skip
     add("--evaluator", choices=("torch", "adm"), default="torch",
         help="torch: ours (default); adm: guided-diffusion's own, in an environment of its own; it "
         "gives sFID and the Inception score, too")  # fmt: skip
@@ -64,16 +71,19 @@ def main(argv: list[str] | None = None) -> int:
         for file in (args.json, args.save_statistics):
             if file:
                 check_writable(file)
-        reference, samples = open_source(args.reference), open_source(args.samples)
-        if args.evaluator == "adm":
-            if given := [n for n in TORCH_ONLY if getattr(args, n) != p.get_default(n)]:
-                flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
-                raise ValueError(
-                    f"--evaluator adm does not know {flags}: leave out, or --evaluator torch"
-                )
-            found = adm.evaluate(reference, samples, args.weights)
-        else:
-            found = torch_evaluator.evaluate(reference, samples, args)
+        reference = open_source(args.reference)
+        given = [n for n in TORCH_ONLY if getattr(args, n) != p.get_default(n)]
+        if args.evaluator == "adm" and given:
+            flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+            raise ValueError(
+                f"--evaluator adm does not know {flags}: leave out, or --evaluator torch"
+            )
+        with _drawn(args) as path:
+            samples = open_source(path)
+            if args.evaluator == "adm":
+                found = adm.evaluate(reference, samples, args.weights)
+            else:
+                found = torch_evaluator.evaluate(reference, samples, args)
     except (ValueError, OSError, adm.AdmError) as error:
         p.exit(2, f"error: {error}\n")
     except KeyboardInterrupt:
@@ -107,6 +117,30 @@ def show(result: dict[str, Any]) -> None:
     print(f"features   {result['features']}, {result['evaluator']} evaluator")
     for note in result["notes"]:
         print(f"note: {note}", file=sys.stderr)
+
+
+@contextmanager
+def _drawn(args: argparse.Namespace) -> Iterator[Path]:
+    """The samples; those of a model are drawn first, to a file that does not stay."""
+    given = [name for name in ("sampler", "nfe", "count") if getattr(args, name) is not None]
+    if not (args.samples / "unet").is_dir():
+        if given:
+            raise ValueError(f"--{given[0]} is for a model; {args.samples} holds no unet/")
+        yield args.samples
+        return
+    from ogdm_core.samplers import steps_for_nfe
+    from run.guidance.compare import draw_images
+
+    from .features import check_features
+
+    sampler, nfe = args.sampler or "euler", args.nfe or 10
+    steps_for_nfe(sampler, nfe)
+    if args.evaluator == "torch":
+        check_features(args.features, args.weights)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, f"{sampler}-{nfe}.npz")
+        draw_images(str(args.samples), file, args.count or 50_000, sampler, nfe, args.seed)
+        yield file
 
 
 if __name__ == "__main__":

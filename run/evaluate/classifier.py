@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ogdm_core.files import whole
+from ogdm_core.progress import Progress
 from ogdm_core.trainer.images import Images
 
 # What torch.load and load_state_dict raise for a damaged file, or one of another kind.
@@ -64,14 +65,16 @@ def train_classifier(images: Images, epochs: int = 20, seed: int = 0) -> tuple[C
         steps = epochs * (len(train) // 64)
         optimizer = torch.optim.Adam(net.parameters(), lr=2e-3)
         anneal = torch.optim.lr_scheduler.OneCycleLR(optimizer, 4e-3, total_steps=steps)
-        for _ in range(epochs):
+        progress = Progress("classifier: step", steps)
+        for epoch in range(epochs):
             shuffled = train[torch.randperm(len(train))]
-            for part in shuffled[: len(shuffled) // 64 * 64].split(64):
+            for i, part in enumerate(shuffled[: len(shuffled) // 64 * 64].split(64)):
                 loss = nn.functional.cross_entropy(net(images.batch(part)), images.labels[part])
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
                 anneal.step()
+                progress.update(epoch * (len(train) // 64) + i + 1)
         net.eval().requires_grad_(False)
         net.scale = net.features(images.all()).var(0).mean().sqrt()
         accuracy = (net(images.batch(held)).argmax(1) == images.labels[held]).float().mean()

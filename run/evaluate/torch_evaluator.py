@@ -7,8 +7,8 @@ import warnings
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.progress import MofNCompleteColumn, Progress
+
+from ogdm_core.progress import Progress
 
 from . import metrics
 from .extract import features_of
@@ -60,14 +60,12 @@ def evaluate(reference: Source, samples: Source, args: argparse.Namespace) -> di
     cache = None if args.no_cache else args.cache
     given = {name: s for name, s in (("reference", reference), ("samples", samples)) if s.count}
     net = load_features(args.features, args.weights, device, cache) if given else None
-    columns, found = [*Progress.get_default_columns(), MofNCompleteColumn()], {}
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-        for name, source in given.items():
-            task = bars.add_task(name, total=source.count)
+    found = {}
+    for name, source in given.items():
+        with Progress(f"{name}: image", source.count) as progress:
             found[name] = features_of(
                 source, net, keep=args.pr_images, seed=args.seed, batch=args.batch, cache=cache,
-                stay=source is reference,
-                progress=lambda images, task=task: bars.update(task, completed=images),
+                stay=source is reference, progress=progress.update,
             )  # fmt: skip
     real, fake = found.get("reference"), found.get("samples")
     notes = list(net.notes) if net else []

@@ -67,6 +67,7 @@ def draw(
     """
     schedule = schedule_of(scheduler)
     label, parts = labels(unet, noise), []
+    progress = Progress(f"{sampler} {nfe}: image", len(noise))
     for i in range(0, len(noise), batch):
         part = None if label is None else label[i : i + batch]
         eps_fn = make_eps_fn(unet, schedule, scheduler.config.prediction_type, part)
@@ -78,6 +79,7 @@ def draw(
             discretisation=discretisation, generator=generator_of("steps", i, device=noise.device),
         )  # fmt: skip
         parts.append(x.clamp(-1, 1))
+        progress.update(min(i + batch, len(noise)))
     return torch.cat(parts)
 
 
