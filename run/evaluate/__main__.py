@@ -1,4 +1,9 @@
-"""The command line behind run/evaluate.sh."""
+"""FID, precision and recall (k = 3) of samples against a reference.
+
+Each of the two is an npz of images (arr_0: uint8, [N, H, W, C], as the samplers write it), a folder
+of images, or an npz of saved statistics (mu, sigma). ADM's reference batches are read, too. The
+same command continues a run that was stopped. docs/evaluation.md has more.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +27,7 @@ TORCH_ONLY = ("features", "batch", "device", "pr_images", "seed", "save_statisti
 
 def parser() -> argparse.ArgumentParser:
     """The flags."""
-    p = Parser(
-        prog="run/evaluate.sh",
-        description="FID, precision and recall (k = 3) of samples against a reference. Each of\n"
-        "the two is an npz of uint8 images (arr_0), a folder of images, or an npz of statistics.",
-        epilog="docs/evaluation.md says how feature nets are given, and what is cached.",
-    )
+    p = Parser(prog="run/evaluate.sh", description=__doc__)
     add = p.add_argument
     add("reference", type=Path, help="training images, ADM's reference batch, statistics")
     add("samples", type=Path, help="what a sampler wrote; or a model in diffusers' format, to draw")
@@ -36,26 +36,35 @@ def parser() -> argparse.ArgumentParser:
     add("--count", type=number(int, 4), metavar="N",
         help="of a model: images to draw (default: 50,000)")  # fmt: skip
     add("--evaluator", choices=("torch", "adm"), default="torch",
-        help="torch: ours (default); adm: guided-diffusion's own, in an environment of its own; it "
-        "gives sFID and the Inception score, too")  # fmt: skip
+        help="torch: ours, on a GPU or a CPU (default); adm: guided-diffusion's own, which also "
+        "gives sFID and the Inception score; it gets an environment with TensorFlow, which is made "
+        "once")  # fmt: skip
     add("--weights", type=Path, metavar="FILE",
         help="torch: torch-fidelity's Inception weights; adm: classify_image_graph_def.pb "
         "(without it, upstream downloads the file)")  # fmt: skip
     add("--features", metavar="NET",
-        help="another net: MODULE:NAME, the quickstart's FILE.pt, or pixels")  # fmt: skip
+        help="another feature net: MODULE:NAME, a callable on the import path that turns uint8 "
+        "[N, 3, H, W] into [N, D]; the quickstart's classifier, FILE.pt; or pixels")  # fmt: skip
     add("--batch", type=number(int, 1), default=64, metavar="N",
         help="images at once (default: %(default)s)")  # fmt: skip
     add("--device", metavar="NAME", help="cpu, cuda, cuda:1 (default: cuda where there is one)")
-    add("--cache", type=Path, default=Path("out/evaluation-cache"), metavar="DIR",
-        help="keeps the reference's features, unfinished work (default: %(default)s)")  # fmt: skip
+    add(
+        "--cache",
+        type=Path,
+        default=Path("out/evaluation-cache"),
+        metavar="DIR",
+        help="keeps the reference's features and unfinished work (default: %(default)s)",
+    )
     add("--no-cache", action="store_true", help="keep nothing")
     add("--pr-images", type=number(int, 4), default=50_000, metavar="N",
         help="precision and recall use at most N images of a set (default: %(default)s, the "
         "paper's)")  # fmt: skip
     add("--seed", type=number(int, 0, 2**63), default=0, metavar="N",
         help="draws those N (default: %(default)s)")  # fmt: skip
-    add("--save-statistics", type=Path, metavar="NPZ", help="write the reference's")
-    add("--json", type=Path, metavar="FILE", help="write the numbers and their origin")
+    add("--save-statistics", type=Path, metavar="NPZ", help="write the reference's, to be used as "
+        "a REFERENCE later")  # fmt: skip
+    add("--json", type=Path, metavar="FILE", help="write the numbers, the command, "
+        "versions and the commit")  # fmt: skip
     return p
 
 

@@ -1,10 +1,19 @@
-"""The paper's pictures for any models: run/figures.sh.
+"""The paper's pictures, for any models. Every picture carries the command that made it.
 
-teaser       Fig. 1: same noise, NFE across, methods and samplers down; with drift numbers
-grid         appendix F: samples of each method, FID and recall in the captions
+teaser       Fig. 1: same noise, NFE across, methods and samplers down, and how far samples move as
+             NFE changes, as numbers
+grid         appendix F: samples of each method, FID and recall from a results.json or a table1.json
 neighbours   appendix F.5: nearest training images, and whether samples copy them
-diagrams     Figs. 2 and 3: graphical model, role of the discriminator
-xi           Fig. 4 and Lemma 1, also run/analysis_xi.sh
+diagrams     Figs. 2 and 3: the graphical model and the role of the discriminator, as SVG files
+xi           Fig. 4 and Lemma 1: what run/analysis_xi.sh draws
+
+A model is a folder in diffusers' format, sampled here:
+  run/figures.sh teaser --method Baseline=DIR --method OGDM=DIR --nfe 5 10 20 50
+or samples made by ADM's, EDM's or LDM's own commands from the same seeds, an .npz or a folder of
+images for each sampler and NFE:
+  run/figures.sh teaser --method 'Baseline=base/{sampler}-{nfe}.npz' \\
+                        --method 'OGDM=ogdm/{sampler}-{nfe}.npz'
+run/figures.sh teaser --help lists the options of one of them.
 """
 
 from __future__ import annotations
@@ -26,6 +35,11 @@ METHOD = (
     "NAME=PATH, once per method: a diffusers folder, or files sampled elsewhere from the same "
     "seeds, named by a pattern such as runs/base/{sampler}-{nfe}.npz"
 )
+XI = """\
+How the true reverse density lies between its limits (section 3.5, appendix A.4): Fig. 4 in about 5
+seconds on a CPU. Writes OUT/fig4.png, OUT/xi.csv (xi and squared L2 distances, with their numerical
+errors) and OUT/lemma1.csv (how fast each limit of Lemma 1 is reached), and prints where 0 < xi < 1
+fails."""
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -35,7 +49,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     count = number(int, 1)
 
     def figure(name: str, summary: str, *groups: str, out: str = "out/figures", **options: str):
-        sub = figures.add_parser(name, help=summary, description=summary, **options)
+        sub = figures.add_parser(name, help=summary, **{"description": summary} | options)
         add = sub.add_argument
         add("--out", type=Path, default=Path(out), help=f"folder ({out})")
         if "sampling" in groups:
@@ -82,7 +96,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     figure("diagrams", "Figs. 2 and 3: two drawings, as SVG")
 
     summary = "Fig. 4, the numbers behind it, and Lemma 1 measured"
-    add = figure("xi", summary, out="out/xi", prog="run/analysis_xi.sh").add_argument
+    options = {"prog": "run/analysis_xi.sh", "description": XI}
+    add = figure("xi", summary, out="out/xi", **options).add_argument
     add("--mu", type=float, default=2.0, help="the modes sit at +-mu (2)")
     add("--v", type=float, default=0.1, help="v of panels (a) and (c) (0.1)")
     add("--beta", type=float, default=0.4, help="beta of panel (c) (0.4)")

@@ -1,11 +1,13 @@
-"""Discriminator guidance (Kim et al. 2023): samples of a model, a guide for it, guided samples.
+"""Discriminator guidance (Kim et al. 2023; Table 7 of the paper): a discriminator between data and
+samples of a fixed model, the guide, corrects the model's score while it samples.
 
     run/guidance.sh sample MODEL --output samples.npz           of a model in diffusers' format
     run/guidance.sh train --data IMAGES --samples samples.npz --output guide.safetensors
     run/guidance.sh sample MODEL --guide guide.safetensors --nfe 25 --output guided.npz
     run/guidance.sh compare out/quickstart --output out/guidance
 
-The guide works with every backbone that samples the same kind of images; see docs/guidance.md.
+The guide works with every backbone that samples the same kind of images: EDM's own generate.py
+takes --guide FILE and --guide-weight W, too. docs/guidance.md explains.
 """
 
 from __future__ import annotations
