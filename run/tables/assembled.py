@@ -1,7 +1,8 @@
 """Tables 4 and 8: numbers of Tables 1 to 3 beside other methods'.
 
-They have no experiments of their own, so nothing runs here: `run/reproduce_table4.sh` reads the
-scores that the other tables' jobs have left in --out, and names the commands that make the rest.
+They have no experiments of their own, so nothing runs here: run/reproduce_table4.sh and
+run/reproduce_table8.sh read the scores that the other tables' jobs have left in --out, and name the
+commands that make the rest.
 """
 
 from __future__ import annotations
