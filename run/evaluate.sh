@@ -6,7 +6,15 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 check_arguments run.evaluate "$@"
-ensure_env eval
+extras=(eval)
+for arg in "$@"; do
+  case "$arg" in
+    digits) extras+=(diffusers) ;; # comes with it
+    mnist) extras+=(mnist) ;;
+    *) [ ! -d "$arg/unet" ] || extras+=(diffusers) ;; # a model, which is sampled here
+  esac
+done
+ensure_env "${extras[@]}"
 case " $* " in
   *" --evaluator adm "* | *" --evaluator=adm "*) ensure_upstream guided-diffusion ;;
 esac

@@ -48,13 +48,9 @@ def parser() -> argparse.ArgumentParser:
     add("--batch", type=number(int, 1), default=64, metavar="N",
         help="images at once (default: %(default)s)")  # fmt: skip
     add("--device", metavar="NAME", help="cpu, cuda, cuda:1 (default: cuda where there is one)")
-    add(
-        "--cache",
-        type=Path,
-        default=Path("out/evaluation-cache"),
-        metavar="DIR",
-        help="keeps the reference's features and unfinished work (default: %(default)s)",
-    )
+    add("--cache", type=Path, default=Path("out/evaluation-cache"), metavar="DIR",
+        help="keeps the reference's features and unfinished work "
+        "(default: %(default)s)")  # fmt: skip
     add("--no-cache", action="store_true", help="keep nothing")
     add("--pr-images", type=number(int, 4), default=50_000, metavar="N",
         help="precision and recall use at most N images of a set (default: %(default)s, the "
