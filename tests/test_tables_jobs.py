@@ -306,12 +306,10 @@ def test_all_that_is_wrong_is_said_at_once(options):
     engine = replace(options.engine, gpus=5)
     given = (("cifar10-adm-ogdm", "absent.pt"), ("no-row", "x"),
              ("celeba64-adm-ogdm", "https://host/x.pt"))  # fmt: skip
-    found = problems(options, "lsun*", engine=engine, images=3, jobs=-1, weights="nowhere.pth",
+    found = problems(options, "lsun*", engine=engine, weights="nowhere.pth",
                      checkpoints=given)  # fmt: skip
     for words in (
-        "--images: 3; FID and recall need 4",
         "--gpus: 5 does not divide",
-        "--jobs: -1",
         "--weights nowhere.pth: no such file",
         "no file absent.pt",
         "no-row is no row of Table 1",
@@ -391,7 +389,18 @@ def test_a_checkpoint_spares_the_data_that_training_alone_needs(options, tmp_pat
     assert check.trained(rows(options, "cifar10-edm-baseline", checkpoints=given)) == []
 
 
-@pytest.mark.parametrize("words", [["--nfes", "ten"], ["--nfes", "0"], ["--checkpoint", "row"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--nfes", "ten"],
+        ["--nfes", "0"],
+        ["--checkpoint", "row"],
+        ["--images", "3"],
+        ["--jobs", "-1"],
+        ["--gpus", "0"],
+        ["--seeds", "x"],
+    ],
+)
 def test_bad_syntax_is_refused_with_the_flag(words, capsys):
     with pytest.raises(SystemExit, match="2"):
         cli.main(["1", *words])
@@ -474,8 +483,8 @@ def test_a_scheduler_is_told_about_nodes(options):
 def test_the_rows_own_network_is_timed(name, patched):
     home = {"adm": "guided-diffusion", "edm": "edm", "ldm": "latent-diffusion"}
     folder = patched(home[PRESETS[name].backbone])
-    argv = [sys.executable, "-m", "run.tables.measure", name, "--third-party", folder.parent]
-    done = subprocess.run([*argv, "--projections", ""], cwd=ROOT,
+    argv = [sys.executable, "-m", "run.tables.measure", name, folder.parent]
+    done = subprocess.run(argv, cwd=ROOT,
                           capture_output=True, text=True)  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert '"parameters": ' in done.stdout and '"train": {}' in done.stdout

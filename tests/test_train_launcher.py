@@ -188,7 +188,7 @@ def test_the_printed_line_has_the_users_own_flags_last(capsys):
         ("cifar10-adm-ogdm --data x --gpus 3", "3 does not divide"),
         ("cifar10-adm-ogdm --data x --gpus 4 --nodes 3", "3 does not divide --gpus 4"),
         ("cifar10-edm-baseline --data x --gpus 4 --nodes 2", "--rendezvous HOST:29400"),
-        ("cifar10-adm-ogdm --data x --gpus 0", "give 1 or more"),
+        ("cifar10-adm-ogdm --data x --gpus 0", "0 is not allowed"),
         ("cifar10-adm-ogdm --data x --seed 1", "has none"),
         ("cifar10-adm-ogdm", "run/prepare_data.sh makes them"),
         ("lsun-church-ldm-baseline --data x", "run/prepare_data.sh lsun"),

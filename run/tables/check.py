@@ -20,7 +20,6 @@ PACKAGES = {"adm": ("mpi4py", "blobfile"), "edm": ("click", "psutil"),
             "ldm": ("pytorch_lightning", "omegaconf", "einops")}  # fmt: skip
 # GB of a checkpoint at the paper's size: network, EMA, two moments of Adam, and D with its own.
 CHECKPOINT_GB = {"adm": 1.2, "edm": 1.2, "ldm": 5.5}
-LEAST_IMAGES = 4  # recall looks at three neighbours of each
 FIRST_STAGE = "models/first_stage_models/kl-f8/model.ckpt"
 
 
@@ -43,27 +42,21 @@ def trained(rows: list[Row]) -> list[Preset]:
 
 
 def _settings(options: Options, rows: list[Row]) -> list[str]:
-    found, engine = [], options.engine
-    if options.images and options.images < LEAST_IMAGES:
-        found.append(f"--images: {options.images}; FID and recall need {LEAST_IMAGES} at the "
-                     "least, the paper took 50000")  # fmt: skip
-    names = presets_of(options.table)
+    found, engine, table = [], options.engine, options.table
+    names = presets_of(table)
     for pattern, *_ in options.sets:
         if not fnmatch.filter(names, pattern):
-            found.append(f"--set: Table {options.number} has no row {pattern!r}; --list shows them")
-    if options.jobs < 1:
-        found.append(f"--jobs: {options.jobs}; give 1 or more")
+            found.append(f"--set: Table {table.number} has no row {pattern!r}; --list shows them")
     samplers = sorted({row.sampler for row in rows})
     for nfe in options.nfes:
         if samplers and not any(reachable(sampler, nfe) for sampler in samplers):
-            nfes = ", ".join(map(str, options.table.nfes))
             found.append(f"--nfes: {', '.join(samplers)} cannot spend exactly {nfe}; the table "
-                         f"has {nfes}")  # fmt: skip
+                         f"has {', '.join(map(str, table.nfes))}")  # fmt: skip
     for preset in trained(rows):
         found += engine.check(preset)
     if engine.nodes > 1 and not options.slurm:
         found.append("--nodes: on several nodes it is Slurm that starts the jobs; add --slurm")
-    if not options.scale.small and engine.gpus > 1 and engine.nodes == 1 and not options.slurm:
+    elif engine.gpus > 1 and not options.scale.small and not options.slurm:
         import torch
 
         if 0 < (there := torch.cuda.device_count()) < engine.gpus:
@@ -109,9 +102,9 @@ def _upstream(options: Options, backbone: str) -> list[str]:
 
 def _data(options: Options, rows: list[Row]) -> list[str]:
     training = {(preset.dataset, preset.backbone) for preset in trained(rows)}
-    pairs = dict.fromkeys((row.preset.dataset, row.preset.backbone) for row in rows)
-    texts = (missing(d, b, options.data, (d, b) in training) for d, b in pairs)
-    return [text for text in dict.fromkeys(texts) if text]
+    pairs = [(row.preset.dataset, row.preset.backbone) for row in rows]
+    texts = [missing(*pair, options.data, pair in training) for pair in pairs]
+    return list(filter(None, dict.fromkeys(texts)))
 
 
 def missing(dataset: str, backbone: str, data: Path, training: bool) -> str:
@@ -143,46 +136,41 @@ def _evaluator(options: Options) -> list[str]:
     from run.evaluate import adm
     from run.evaluate.features import check_features
 
-    weights = Path(options.weights) if options.weights else None
+    net, weights = options.net, Path(options.weights) if options.weights else None
     if options.evaluator == "adm":
-        found = []
-        if options.net:
-            scale = f"--scale {options.scale.name}'s features"
-            what = "--features" if options.features else scale
-            found.append(f"--evaluator adm: guided-diffusion's knows Inception only, not {what}; "
-                         "leave out one of the two")  # fmt: skip
-        if not adm.EVALUATOR.is_file():
-            found.append(f"--evaluator adm: there is no {adm.EVALUATOR}; run/setup.sh "
-                         "guided-diffusion fetches it")  # fmt: skip
-        if weights and not weights.is_file():
-            found.append(f"--weights {weights}: no such file; guided-diffusion's evaluator reads "
-                         f"{adm.GRAPH}, and fetches it without the flag")  # fmt: skip
-        return found
-    if options.net == CLASSIFIER:
+        what = "--features" if options.features else f"--scale {options.scale.name}'s features"
+        wrong = {
+            f"guided-diffusion's knows Inception only, not {what}; leave out one of the two": net,
+            f"there is no {adm.EVALUATOR}; run/setup.sh guided-diffusion fetches it":
+                not adm.EVALUATOR.is_file(),
+            f"--weights {weights}: no such file; guided-diffusion's evaluator reads {adm.GRAPH}, "
+            "and fetches it without the flag": weights and not weights.is_file(),
+        }  # fmt: skip
+        return [f"--evaluator adm: {text}" for text, true in wrong.items() if true]
+    if net == CLASSIFIER:
         return []
     try:
-        check_features(options.net, None if options.net else weights)
+        check_features(net, None if net else weights)
+        name, colon, _ = net.partition(":")
+        if colon and importlib.util.find_spec(name) is None:
+            raise ImportError
     except ValueError as error:
         return [" ".join(str(error).split())]
-    name, colon, _ = options.net.partition(":")
-    try:
-        there = not colon or importlib.util.find_spec(name) is not None
-    except (ImportError, ValueError):  # a package that is missing, or no name at all
-        there = False
-    text = f"--features: there is no module {name} to import; put its folder on PYTHONPATH"
-    return [] if there else [text]
+    except ImportError:  # of the module, or of the package around it
+        return [f"--features: there is no module {name} to import; put its folder on PYTHONPATH"]
+    return []
 
 
 # ---- disk ---------------------------------------------------------------------------------------
 
 
-def checkpoints_kept(preset: Preset) -> int:
-    """How many checkpoints a training leaves on the disk.
+def checkpoints_gb(preset: Preset) -> float:
+    """What a training leaves on the disk.
 
-    ADM writes one every 10,000 steps; LDM keeps the best three and the last.
+    ADM writes a checkpoint every 10,000 steps; LDM keeps the best three and the last.
     """
     kept = {"adm": preset.steps // 10_000 + 1, "edm": commands.EDM_DUMPS, "ldm": 4}
-    return kept[preset.backbone]
+    return CHECKPOINT_GB[preset.backbone] * kept[preset.backbone]
 
 
 def disk_gb(options: Options, rows: list[Row]) -> dict[str, float]:
@@ -193,7 +181,7 @@ def disk_gb(options: Options, rows: list[Row]) -> dict[str, float]:
     cell = {name: options.samples * 3 * SOURCES[name].size ** 2 / 1e9 for name in data}
     samples = sum(len(row.samples) * cell[row.preset.dataset] for row in rows)
     pictures = max(cell.values(), default=0.0)  # one cell's images as files, then removed
-    kept = sum(CHECKPOINT_GB[p.backbone] * checkpoints_kept(p) for p in trained(rows))
+    kept = sum(map(checkpoints_gb, trained(rows)))
     return {"data": sum(data.values()), "checkpoints": kept, "samples": samples + pictures}
 
 

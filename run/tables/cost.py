@@ -15,7 +15,6 @@ from typing import Any
 
 from ogdm_core.files import write_json
 from run.train import commands
-from run.train.presets import Preset
 
 from . import check
 from .jobs import Job, chain, module, read_json
@@ -30,19 +29,14 @@ MINUTES = {
     "sample": 1440,
     "score": 240,
 }
-MEMORY = {
-    "data": 8_000,
-    "weights": 8_000,
-    "train": 24_000,
-    "guide": 24_000,
-    "sample": 24_000,
-    "score": 48_000,
-}
+MEMORY = {"data": 8_000, "weights": 8_000, "train": 24_000, "guide": 24_000, "sample": 24_000,
+          "score": 48_000}  # fmt: skip
+TIMES = "measured.json"
 
 
 def resources(options: Options) -> Callable[[Job], dict[str, Any]]:
     """What a scheduler is told about a job; `runtime` is in minutes."""
-    times, small = read_json(options.out / "measured.json"), options.scale.small
+    times, small = read_json(options.out / TIMES), options.scale.small
 
     def of(job: Job) -> dict[str, Any]:
         processes, nodes = (job.engine.gpus, job.engine.nodes) if job.engine else (1, 1)
@@ -53,7 +47,7 @@ def resources(options: Options) -> Callable[[Job], dict[str, Any]]:
             "mem_mb": (2_000 if small else MEMORY[job.kind]) * processes // nodes,
             "runtime": round(seconds / 60 * 1.5) + 60 if seconds else MINUTES[job.kind],
             "nodes": nodes,
-        }  # fmt: skip
+        }
         if job.kind != "data" and not small:
             found["gpu"] = processes
         if nodes > 1:  # a task per process, and snakemake leaves starting them to the command
@@ -68,11 +62,6 @@ def resources(options: Options) -> Callable[[Job], dict[str, Any]]:
 # ---- multiplying out ----------------------------------------------------------------------------
 
 
-def network_of(preset: Preset) -> str:
-    """Presets with the same network are timed once."""
-    return f"{preset.dataset}-{preset.backbone}{'-cond' * preset.conditional}"
-
-
 def job_seconds(options: Options, job: Job, times: dict[str, Any]) -> float:
     """Estimated seconds of a training or a sampling; 0 if its network was not timed.
 
@@ -80,7 +69,7 @@ def job_seconds(options: Options, job: Job, times: dict[str, Any]) -> float:
     """
     if job.kind not in ("train", "sample") or not job.preset or not job.engine:
         return 0.0
-    step = times.get(network_of(job.preset))
+    step = times.get(job.preset.network)
     if not isinstance(step, dict):
         return 0.0
     ranks = job.engine.gpus
@@ -92,30 +81,27 @@ def job_seconds(options: Options, job: Job, times: dict[str, Any]) -> float:
     return options.samples * (job.nfe * step["evaluate"] + step["decode"]) / ranks
 
 
-def times_of(options: Options, jobs: list[Job], say: Callable[[str], Any]) -> dict[str, Any]:
+def times_of(options: Options, jobs: list[Job]) -> dict[str, Any]:
     """Times every network that these jobs have, {network: times, or a text why not}; keeps them."""
-    wanted: dict[str, set[str]] = {}
-    first: dict[str, Preset] = {}
+    wanted: dict[str, tuple[Any, set[str]]] = {}
     for job in jobs:
         if job.preset:
-            found = wanted.setdefault(network_of(job.preset), set())
-            first.setdefault(network_of(job.preset), job.preset)
-            found |= {job.preset.projection or "none"} if job.kind == "train" else set()
+            _, projections = wanted.setdefault(job.preset.network, (job.preset, set()))
+            projections |= {job.preset.projection or "none"} if job.kind == "train" else set()
     times = {}
-    for network, projections in wanted.items():
-        say(f"timing a few steps of {network}'s network")
-        times[network] = _times(options, first[network], projections)
+    for network, (preset, projections) in wanted.items():
+        print(f"timing a few steps of {network}'s network", file=sys.stderr)
+        times[network] = _times(options, preset, projections)
     if times:
-        write_json(options.out / "measured.json", times)
+        write_json(options.out / TIMES, times)
     return times
 
 
-def _times(options: Options, preset: Preset, projections: set[str]) -> dict | str:
-    if problem := commands.not_ready(preset.backbone, options.engine.third_party):
+def _times(options: Options, preset: Any, projections: set[str]) -> dict | str:
+    home = options.engine.third_party
+    if problem := commands.not_ready(preset.backbone, home):
         return f"not timed: {problem}"
-    flags = {"--third-party": options.engine.third_party,
-             "--projections": ",".join(sorted(projections))}  # fmt: skip
-    command = module("run.tables.measure", preset.name, **flags)
+    command = module("run.tables.measure", preset.name, home, ",".join(sorted(projections)))
     done = subprocess.run(command.argv, env=os.environ | dict(command.env), capture_output=True,
                           text=True)  # fmt: skip
     if done.returncode:
@@ -124,59 +110,61 @@ def _times(options: Options, preset: Preset, projections: set[str]) -> dict | st
 
 
 def duration(seconds: float) -> str:
-    """As people say it: 45 s, 12 min, 3.2 h, 5.1 days."""
+    """As people say it: 45 s, 12 min, 3.2 h, 5.1 days; ? where it is not known."""
     for size, unit in ((86_400, "days"), (3_600, "h")):
         if seconds >= 1.5 * size:
             return f"{seconds / size:.1f} {unit}"
-    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s" if seconds else "?"
 
 
-def print_plan(options: Options, rows: list[Row], say: Callable[[str], Any] = print) -> None:
-    """What is left to do, per row, and how the hours were found.
+def print_plan(options: Options, rows: list[Row]) -> None:
+    """What is left to do, per row, what --checkpoint would save, and how the hours were found.
 
     A training that several rows share is counted for the first of them.
     """
-    left = chain((job for row in rows for job in row.scores.values()), pending=True)
+    goals = [job for row in rows for job in row.scores.values()]
+    left, disk = chain(goals, pending=True), check.disk_gb(options, rows)
     if options.scale.small:
-        total = len(chain(job for row in rows for job in row.scores.values()))
-        each = f"{sum(job.kind == 'train' for job in left)} of them trainings"
-        say(f"{options.scale.name} run: {len(left)} of {total} commands left, {each}, "
-            f"{options.jobs} at a time; {options.scale.gigabytes:.0f} GB at most")  # fmt: skip
+        trainings = sum(job.kind == "train" for job in left)
+        print(f"{options.scale.name} run: {len(left)} of {len(chain(goals))} commands left, "
+              f"{trainings} of them trainings, {options.jobs} at a time; "
+              f"{sum(disk.values()):.0f} GB at most")  # fmt: skip
         return
-    times = times_of(options, left, lambda text: print(text, file=sys.stderr))
-    say(f"Left to do for Table {options.number}, {options.engine.gpus} process(es) per command")
+    times = times_of(options, left)
+    print(f"Left to do for Table {options.number}, {options.engine.gpus} process(es) per command")
     line = "{:<34} {:>16} {:>14} {:>12} {:>10} {:>10}".format
-    say(line("row", "trains on", "samples", "evaluations", "training", "sampling"))
+    print(line("row", "trains on", "samples", "evaluations", "training", "sampling"))
     seen: set[str] = set()
     totals = {"train": 0.0, "sample": 0.0}
     for row in rows:
         jobs = [job for job in row.chain(pending=True) if job.key not in seen]
         seen |= {job.key for job in jobs}
-        seconds = {kind: [job_seconds(options, j, times) for j in jobs if j.kind == kind]
-                   for kind in totals}  # fmt: skip
-        known = {kind: duration(sum(s)) if all(s) else "?" for kind, s in seconds.items()}
-        totals = {kind: totals[kind] + sum(seconds[kind]) for kind in totals}
+        told = []
+        for kind in totals:
+            seconds = [job_seconds(options, job, times) for job in jobs if job.kind == kind]
+            totals[kind] += sum(seconds)
+            told.append("–" if not seconds else duration(sum(seconds) if all(seconds) else 0))
         images = sum(job.preset.images for job in jobs if job.kind == "train")
         cells = [job.nfe for job in jobs if job.kind == "sample"]
-        say(line(row.name, f"{images / 1e6:g}M images" if images else "–",
-                 f"{len(cells)} x {options.samples:,}", f"{options.samples * sum(cells) / 1e6:g}M",
-                 known["train"], known["sample"]))  # fmt: skip
+        print(line(row.name, f"{images / 1e6:g}M images" if images else "–",
+                   f"{len(cells)} x {options.samples:,}",
+                   f"{options.samples * sum(cells) / 1e6:g}M", *told))  # fmt: skip
         for job in jobs:
             if job.kind == "train" and job.row != row.preset.name:
-                say(f"    with the training of {job.row}")
-    disk = check.disk_gb(options, rows)
+                print(f"    with the training of {job.row}")
     parts = ", ".join(f"{name} {size:.0f}" for name, size in disk.items())
-    say(f"disk: {sum(disk.values()):.0f} GB in all, done or not ({parts})")
+    print(f"disk: {sum(disk.values()):.0f} GB in all, done or not ({parts})")
     if all(isinstance(step, dict) for step in times.values()):
-        say(f"time: {duration(totals['train'])} of training, {duration(totals['sample'])} of "
-            "sampling; without evaluation and data")  # fmt: skip
+        print(f"time: {duration(totals['train'])} of training, {duration(totals['sample'])} of "
+              "sampling; without evaluation and data")  # fmt: skip
+    for job in (job for job in left if job.kind == "train"):
+        saved = f"{job.preset.images / 1e6:g}M images, {duration(job_seconds(options, job, times))}"
+        print(f"--checkpoint {job.row}=PATH would save the training: {saved}")
     for network, step in times.items():
-        say(f"{network}: {_told(step)}")
+        print(f"{network}: {step if isinstance(step, str) else _told(step)}")
 
 
-def _told(m: dict | str) -> str:
-    if isinstance(m, str):
-        return m
+def _told(m: dict) -> str:
     steps = ", ".join(f"{name} {value:.3g} s" for name, value in m["train"].items())
     clock = " (processor time)" if m["device"] == "cpu" else ""
     coder = f"; autoencoder {m['encode']:.3g} s in, {m['decode']:.3g} s out" if m["encode"] else ""

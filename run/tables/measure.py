@@ -1,26 +1,25 @@
 """Times a few steps of a row's own network on this machine; `--plan` multiplies them out.
 
-python -m run.tables.measure PRESET --third-party DIR     prints JSON
+python -m run.tables.measure PRESET THIRD_PARTY [none,euler,heun]     prints JSON
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch.utils.benchmark import Timer, timer
+from torch.utils.benchmark import Timer
 
 from ogdm_core import DiscreteVP, OGDMConfig
-from run.benchmark.step import Network, time_step
+from run.benchmark.step import Network, clock, time_step
 from run.train import commands
-from run.train.presets import PRESETS, Preset
+from run.train.presets import Preset, get_preset
 
 GPU_BATCH = 16  # images per step where a GPU is timed; on a CPU one
+REPEATS = 2
 Coder = dict[str, Callable[[], object]]  # an autoencoder's two halves, for one image
 
 
@@ -68,57 +67,41 @@ def build_ldm(preset: Preset, home: Path, device: torch.device) -> tuple[Network
     first = instantiate_from_config(params.first_stage_config).to(device).eval()
     images = torch.randn(1, 3, 256, 256, device=device)
     latents = torch.randn(1, params.channels, params.image_size, params.image_size, device=device)
-    schedule = DiscreteVP.linear(sigma_data=1.0)
-    network = Network(unet, lambda x, t: unet(x, t - 1), schedule, torch.tensor(500),
-                      params.channels, params.image_size)  # fmt: skip
-    coder = {"encode": lambda: first.encode(images), "decode": lambda: first.decode(latents)}
-    return network, coder
+    network = Network(unet, lambda x, t: unet(x, t - 1), DiscreteVP.linear(sigma_data=1.0),
+                      torch.tensor(500), params.channels, params.image_size)  # fmt: skip
+    return network, {
+        "encode": lambda: first.encode(images),
+        "decode": lambda: first.decode(latents),
+    }
 
 
-BUILD = {"adm": build_adm, "edm": build_edm, "ldm": build_ldm}
-
-
-def measure(preset: Preset, home: Path, projections: list[str], repeats: int = 2) -> dict:
+def measure(preset: Preset, home: Path, projections: list[str]) -> dict:
     """Seconds per image: of training steps, of one evaluation in sampling, of the autoencoder."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     batch, threads = GPU_BATCH if device.type == "cuda" else 1, torch.get_num_threads()
     sys.path.insert(0, str(home))
-    network, coder = BUILD[preset.backbone](preset, home, device)
+    build = {"adm": build_adm, "edm": build_edm, "ldm": build_ldm}[preset.backbone]
+    network, coder = build(preset, home, device)
     x = torch.randn(batch, network.channels, network.size, network.size, device=device)
     t = network.t.to(device).expand(batch)
 
     def seconds(call: Callable[[], object]) -> float:
-        clock = timer if device.type == "cuda" else lambda: time.process_time() / threads
-        timed = Timer("call()", globals={"call": call}, num_threads=threads, timer=clock)
+        timed = Timer("call()", globals={"call": call}, num_threads=threads, timer=clock(device))
         with torch.no_grad():
-            return timed.timeit(repeats).mean
+            return timed.timeit(REPEATS).mean
 
-    found = {
+    configs = {n: None if n == "none" else OGDMConfig(projection=n) for n in projections}
+    return {
         "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
-        "threads": threads, "batch": batch, "repeats": repeats,
+        "threads": threads, "batch": batch, "repeats": REPEATS,
         "parameters": sum(p.numel() for p in network.module.parameters()),
         "evaluate": seconds(lambda: network.eps_fn(x, t)) / batch,
         **{name: seconds(coder[name]) if coder else 0.0 for name in ("encode", "decode")},
+        "train": {n: time_step(network, batch, c, REPEATS) / batch for n, c in configs.items()},
     }  # fmt: skip
-    configs = {
-        name: OGDMConfig(projection=name) if name != "none" else None for name in projections
-    }
-    steps = {n: time_step(network, batch, c, repeats) / batch for n, c in configs.items()}
-    return found | {"train": steps}
-
-
-def main(argv: list[str] | None = None) -> None:
-    """Prints the times as JSON, last line of stdout."""
-    parser = argparse.ArgumentParser(prog="python -m run.tables.measure", description=__doc__)
-    parser.add_argument("preset", choices=list(PRESETS))
-    parser.add_argument("--third-party", type=Path, required=True, help="the patched codebases")
-    parser.add_argument("--projections", default="none", help="training steps: none, euler, heun")
-    args = parser.parse_args(argv)
-    preset = PRESETS[args.preset]
-    home = args.third_party / commands.UPSTREAM[preset.backbone]
-    names = [name for name in args.projections.split(",") if name]
-    print(json.dumps(measure(preset, home, names)))
 
 
 if __name__ == "__main__":
-    main()
+    chosen, folder = get_preset(sys.argv[1]), Path(sys.argv[2])
+    names = [name for name in "".join(sys.argv[3:]).split(",") if name]
+    print(json.dumps(measure(chosen, folder / commands.UPSTREAM[chosen.backbone], names)))

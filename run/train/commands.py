@@ -95,8 +95,6 @@ class Engine:
     def check(self, preset: Preset) -> list[str]:
         """What is wrong with these numbers for this preset."""
         found = []
-        if self.gpus < 1 or self.nodes < 1:
-            return [f"--gpus {self.gpus}, --nodes {self.nodes}: give 1 or more"]
         if preset.batch % self.gpus:
             found.append(
                 f"--gpus: {self.gpus} does not divide {preset.name}'s batch of {preset.batch}"
