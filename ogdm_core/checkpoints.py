@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._weights_only_unpickler import _get_allowed_globals
 
 from .distributed import rank
 
@@ -48,9 +49,8 @@ def reading(path: str | os.PathLike, advice: str = "") -> Iterator[None]:
     """
     try:
         yield
-    except (FileNotFoundError, PermissionError, IsADirectoryError, RefusedError, DamagedError):
-        raise
-    except torch.OutOfMemoryError:
+    except (FileNotFoundError, PermissionError, IsADirectoryError, RefusedError, DamagedError,
+            torch.OutOfMemoryError):  # fmt: skip
         raise
     except (EOFError, LookupError, OSError, RuntimeError, ValueError, pickle.UnpicklingError,
             zipfile.BadZipFile) as error:  # fmt: skip
@@ -127,31 +127,23 @@ def refusal(what: str) -> RefusedError:
     )
 
 
+PLAIN = {  # beside what torch's weights_only admits
+    "builtins": ("dict", "float", "frozenset", "int", "list", "tuple"),
+    "collections": ("defaultdict",),
+    "numpy": ("scalar", "_reconstruct", "dtype", "ndarray"),
+    "torch.nn.parameter": ("Buffer",),
+}
+
+
 class Unpickler(pickle.Unpickler):
     """Admits tensors, numpy's arrays and plain containers; a subclass may admit `other` names."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("torch.storage", "_load_from_bytes"):
             return _load_storage  # torch's own unpickles its bytes without any check
-        tensors = module == "torch._utils" and name.startswith("_rebuild")
-        kind = getattr(torch, name, None) if module == "torch" else None
-        types_of_torch = (
-            name in ("Size", "device")
-            or isinstance(kind, torch.dtype)
-            or (isinstance(kind, type) and name.endswith("Storage"))
-        ) and module == "torch"
-        parameters = module == "torch.nn.parameter" and name in ("Parameter", "Buffer")
-        containers = module == "collections" and name in ("OrderedDict", "defaultdict")
-        builtins = module in ("builtins", "__builtin__") and name in (
-            "set", "frozenset", "complex", "bytearray", "dict", "list", "tuple", "int", "float",
-        )  # fmt: skip
-        arrays = module.split(".")[0] == "numpy" and name in (
-            "scalar", "_reconstruct", "dtype", "ndarray",
-        )  # fmt: skip
-        bytes_ = (module, name) == ("_codecs", "encode")  # the bytes of numpy's numbers
-        if any((tensors, types_of_torch, parameters, containers, builtins, arrays, bytes_)):
-            return super().find_class(module, name)
-        return self.other(module, name)
+        home = "numpy" if module.startswith("numpy.") else module.replace("__builtin__", "builtins")
+        known = f"{home}.{name}" in _get_allowed_globals() or name in PLAIN.get(home, ())
+        return super().find_class(module, name) if known else self.other(module, name)
 
     def other(self, module: str, name: str) -> Any:
         """What stands for any other name; a class of torch's networks is that class."""
@@ -212,9 +204,8 @@ def stop_if_not_finite(
 ) -> None:
     """Ends the run, exit code 1, if a weight is not finite or the trainer says that it is lost.
 
-    Call it before every save, and where the trainer reads its losses anyway.
-
-    Trainers keep the weights equal on all ranks, so that all ranks end at the same place.
+    Call it before every save, and where the trainer reads its losses anyway. Weights are equal on
+    all ranks, so that all ranks end at the same place.
 
     step   as in "step 12"
     good   returns the last good checkpoint, in words

@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 
 from .. import checkpoints
+from ..config import truth
 from ..distributed import print_once
 
 CPU = torch.device("cpu")
@@ -36,9 +37,11 @@ def install() -> None:
     _load_training_states()
     if not torch.cuda.is_available():
         _start_gloo()
-        _ignore_peak_memory()
         _run_ddp_without_device_ids()
-        _do_not_mention_pinned_memory()
+        # The status line resets a counter of GPU memory, which a CPU build of torch does not have.
+        torch.cuda.reset_peak_memory_stats = lambda device=None: None
+        # Upstream always pins memory; without a GPU torch ignores it, and warns at every start.
+        warnings.filterwarnings("ignore", "'pin_memory' argument is set as true")
 
 
 def device(wanted: torch.device) -> torch.device:
@@ -64,14 +67,8 @@ def _provide_distutils() -> None:
     if sys.version_info < (3, 12):
         return
 
-    def strtobool(text: str) -> int:
-        value = text.strip().lower()
-        if value not in ("y", "yes", "t", "true", "on", "1", "n", "no", "f", "false", "off", "0"):
-            raise ValueError(f"not a truth value: {text!r}")
-        return int(value in ("y", "yes", "t", "true", "on", "1"))
-
     util = types.ModuleType("distutils.util")
-    util.strtobool = strtobool
+    util.strtobool = lambda text: int(truth(text))
     package = types.ModuleType("distutils")
     package.util = util
     sys.modules.setdefault("distutils", package)
@@ -170,11 +167,6 @@ def _start_gloo() -> None:
     distributed.init = init
 
 
-def _ignore_peak_memory() -> None:
-    """The status line resets a counter of GPU memory, which a CPU build of torch does not have."""
-    torch.cuda.reset_peak_memory_stats = lambda device=None: None
-
-
 def _run_ddp_without_device_ids() -> None:
     """Upstream names the device of each replica; DDP takes no such names for CPU modules."""
     ddp = torch.nn.parallel.DistributedDataParallel
@@ -190,18 +182,6 @@ def _run_ddp_without_device_ids() -> None:
     torch.nn.parallel.DistributedDataParallel = CPUDistributedDataParallel
 
 
-def _do_not_mention_pinned_memory() -> None:
-    """Upstream always pins memory; without a GPU torch ignores it, and warns at every start."""
-    warnings.filterwarnings("ignore", "'pin_memory' argument is set as true")
-
-
-def _default_to(here: torch.device, function) -> None:
-    """Replaces a device among the function's default arguments."""
-    function.__defaults__ = tuple(
-        here if isinstance(value, torch.device) else value for value in function.__defaults__ or ()
-    )
-
-
 def main(argv: list[str]) -> None:
     """Runs `argv[0]`, a click script of an untouched clone, with the arguments that follow."""
     if not argv or not Path(argv[0]).is_file():
@@ -209,16 +189,18 @@ def main(argv: list[str]) -> None:
             "usage: python -m ogdm_core.compat.edm path/to/edm/SCRIPT.py [--trust] [its arguments]"
         )
     if "--trust" in argv:
-        argv = [argument for argument in argv if argument != "--trust"]
         checkpoints.trust()
     script = Path(argv[0]).resolve()
     sys.path.insert(0, str(script.parent))
-    sys.argv = [str(script), *argv[1:]]
+    sys.argv = [str(script), *(argument for argument in argv[1:] if argument != "--trust")]
     install()
     module = importlib.import_module(script.stem)
     loop = importlib.import_module("training.training_loop")
     for function in (loop.training_loop, module.main.callback):
-        _default_to(device(torch.device("cuda")), function)
+        values = function.__defaults__ or ()
+        function.__defaults__ = tuple(
+            device(value) if isinstance(value, torch.device) else value for value in values
+        )
     loop.pickle = careful_pickle
     if script.stem == "generate":  # fid.py reads another network, dataset_tool.py data
         module.pickle = careful_pickle

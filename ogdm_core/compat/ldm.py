@@ -13,8 +13,10 @@ import pickle
 import sys
 import types
 from importlib.machinery import ModuleSpec
+from typing import Any
 
 import torch
+from torch.nn.functional import pad
 
 from .. import checkpoints
 
@@ -68,7 +70,14 @@ def _torchvision() -> None:
             sys.modules["torchvision"] = None  # its import then raises ModuleNotFoundError
         import pytorch_lightning  # noqa: F401  before the stand-in: it looks for torchvision
 
-        sys.modules.update(_stand_in())
+        parts: dict[str, dict[str, Any]] = {
+            "utils": {"make_grid": make_grid},
+            "transforms": {"RandomHorizontalFlip": RandomHorizontalFlip},
+        }
+        advice = "install a torchvision that matches your torch (conda does)"
+        modules = {n: _Partial(f"torchvision.{n}", advice, **part) for n, part in parts.items()}
+        top = _Partial("torchvision", advice, **modules)
+        sys.modules.update({module.__name__: module for module in (top, *modules.values())})
 
 
 def _hide_distribution(name: str) -> None:
@@ -100,16 +109,6 @@ class _Partial(types.ModuleType):
         raise ImportError(f"{self.__name__}.{name} is not here: {self._advice}")
 
 
-def _stand_in() -> dict[str, types.ModuleType]:
-    advice = "install a torchvision that matches your torch (conda does)"
-    utils = _Partial("torchvision.utils", advice, make_grid=make_grid)
-    transforms = _Partial(
-        "torchvision.transforms", advice, RandomHorizontalFlip=RandomHorizontalFlip
-    )
-    top = _Partial("torchvision", advice, utils=utils, transforms=transforms)
-    return {module.__name__: module for module in (top, utils, transforms)}
-
-
 def make_grid(images, nrow: int = 8, padding: int = 2, pad_value: float = 0.0) -> torch.Tensor:
     """One image [3, H, W] of many [N, C, h, w], row by row, with a frame around each.
 
@@ -117,23 +116,16 @@ def make_grid(images, nrow: int = 8, padding: int = 2, pad_value: float = 0.0) -
     """
     if isinstance(images, list | tuple):
         images = torch.stack(list(images))
-    while images.dim() < 4:
-        images = images.unsqueeze(0)
-    if images.shape[1] == 1:
-        images = images.repeat(1, 3, 1, 1)
-    n, channels, h, w = images.shape
+    images = images[(None,) * (4 - images.dim())]
+    n, channels = images.shape[:2]
+    images = images.expand(-1, max(channels, 3), -1, -1)
     if n == 1:
         return images[0]
     columns = min(nrow, n)
     rows = -(-n // columns)
-    grid = images.new_full(
-        (channels, rows * (h + padding) + padding, columns * (w + padding) + padding), pad_value
-    )
-    for i, image in enumerate(images):
-        top = (i // columns) * (h + padding) + padding
-        left = (i % columns) * (w + padding) + padding
-        grid[:, top : top + h, left : left + w] = image
-    return grid
+    images = pad(images, (padding, 0, padding, 0, 0, 0, 0, rows * columns - n), value=pad_value)
+    grid = images.unflatten(0, (rows, columns)).permute(2, 0, 3, 1, 4)  # C, rows, h, columns, w
+    return pad(grid.flatten(3).flatten(1, 2), (0, padding, 0, padding), value=pad_value)
 
 
 class RandomHorizontalFlip(torch.nn.Module):
@@ -191,17 +183,7 @@ class _Inert:
     def __init__(self, *args, **kwargs):
         pass
 
-    def __setstate__(self, state):
-        pass
-
-    def __setitem__(self, key, value):
-        pass
-
-    def append(self, item):
-        """Ignored: pickle fills lists so."""
-
-    def extend(self, items):
-        """Ignored: pickle fills lists so."""
+    __setstate__ = __setitem__ = append = extend = __init__  # by which pickle fills objects
 
 
 class _Unpickler(checkpoints.Unpickler):

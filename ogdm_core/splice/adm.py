@@ -9,6 +9,7 @@ Upstream counts a network's time from 0, the paper from 1: t = index + 1.
 from __future__ import annotations
 
 import argparse
+import functools
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch import distributed as dist
 
 from ..checkpoints import stop_if_not_finite
 from ..distributed import average
-from ..flags import add_arguments, from_args
+from ..flags import add_arguments, from_args, number
 from ..observer import Observer
 from ..schedule import DiscreteVP
 from ..solvers import EpsFn
@@ -33,11 +34,8 @@ def schedule_of(diffusion) -> DiscreteVP:
 
 
 def to_eps(diffusion, output: Tensor, x_t: Tensor, index: Tensor) -> Tensor:
-    """The network's eps [N, C, H, W], whatever it predicts, from its raw output [N, C or 2C, H, W].
-
-    The second half of a `learn_sigma` model's channels is the variance's.
-    """
-    mean = output[:, : x_t.shape[1]]
+    """eps [N, C, H, W] from the network's raw output [N, C or 2C, H, W], whatever it predicts."""
+    mean = output[:, : x_t.shape[1]]  # a `learn_sigma` model's other half is the variance's
     kind = diffusion.model_mean_type.name
     if kind == "EPSILON":
         return mean
@@ -53,7 +51,6 @@ def make_eps_fn(diffusion, model, model_kwargs: dict[str, Tensor], clip: bool = 
     """
     # Past DDP's wrapper: the second pass of Heun's projection must not announce another backward.
     model = getattr(model, "module", model)
-    wrapped = diffusion._wrap_model(model)
 
     def eps_fn(x: Tensor, t: Tensor) -> Tensor:
         index = (t - 1).long()
@@ -61,7 +58,7 @@ def make_eps_fn(diffusion, model, model_kwargs: dict[str, Tensor], clip: bool = 
             time = (t - 1) * (1000 / diffusion.num_timesteps if diffusion.rescale_timesteps else 1)
             output = model(x, time, **model_kwargs)
         else:
-            output = wrapped(x, diffusion._scale_timesteps(index), **model_kwargs)
+            output = diffusion._wrap_model(model)(x, index, **model_kwargs)
         eps = to_eps(diffusion, output, x, index)
         if clip:
             x_0 = diffusion._predict_xstart_from_eps(x_t=x, t=index, eps=eps).clamp(-1, 1)
@@ -75,15 +72,14 @@ def add_train_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds --ogdm, --ogdm_k, ..., --init_checkpoint and --sync_gradients to upstream's parser."""
     from guided_diffusion.script_util import str2bool
 
+    for action in parser._actions:  # upstream takes any whole number, and divides by it
+        if action.dest in ("batch_size", "log_interval", "save_interval"):
+            action.type = number(int, 1)
     add_arguments(parser)
-    parser.add_argument(
-        "--init_checkpoint", default="", metavar="PATH",
-        help="start from these weights (a model or an EMA .pt) with the step counter at zero",
-    )  # fmt: skip
-    parser.add_argument(
-        "--sync_gradients", default=False, type=str2bool, metavar="BOOL",
-        help="average gradients over CPU ranks without --ogdm too (with it they always are)",
-    )  # fmt: skip
+    start = "start from these weights (a model or an EMA .pt) with the step counter at zero"
+    sync = "average gradients over CPU ranks without --ogdm too (with it they always are)"
+    parser.add_argument("--init_checkpoint", default="", metavar="PATH", help=start)
+    parser.add_argument("--sync_gradients", default=False, type=str2bool, metavar="BOOL", help=sync)
 
 
 class ObservedDiffusion:
@@ -95,9 +91,7 @@ class ObservedDiffusion:
     def __getattr__(self, name: str):
         return getattr(self._diffusion, name)
 
-    def training_losses(
-        self, model, x_start, t, model_kwargs=None, noise=None
-    ) -> dict[str, Tensor]:
+    def training_losses(self, model, x_start, t, model_kwargs=None, noise=None) -> dict:
         """Upstream's losses for the same noise; the emission term is part of "loss".
 
         The noise is drawn here, where upstream would draw it, because the observer needs it too.
@@ -115,10 +109,8 @@ class ObservedDiffusion:
 
 
 class ObservedLoop(Upstream):
-    """Mixed into upstream's TrainLoop: `class TrainLoop(ObservedLoop, TrainLoop)`.
-
-    `flags` is image_train.py's parsed command line. Without --ogdm, --init_checkpoint and
-    --sync_gradients everything is left to upstream.
+    """Mixed into upstream's TrainLoop, to which it leaves everything without --ogdm,
+    --init_checkpoint and --sync_gradients. `flags` is image_train.py's parsed command line.
     """
 
     diffusion: Any
@@ -129,20 +121,17 @@ class ObservedLoop(Upstream):
         from guided_diffusion import dist_util, logger, train_util
 
         config, self.init_checkpoint = from_args(flags, "adm"), flags.init_checkpoint
-        resumed, state = train_util.find_resume_checkpoint() or flags.resume_checkpoint, None
-        if config and resumed:
+        self.resumed = train_util.find_resume_checkpoint() or flags.resume_checkpoint
+        if config and self.resumed:
             rates = [float(rate) for rate in str(flags.ema_rate).split(",")]
-            state = resume_adm.check(resumed, rates)
+            state = resume_adm.check(self.resumed, rates)
         if config and flags.data_dir:
             data_adm.check(flags, kwargs["model"].num_classes or 0)
         super().__init__(**kwargs)
-        self.averages = not self.use_ddp and dist.get_world_size() > 1
-        self.averages &= config is not None or flags.sync_gradients
+        wanted = config is not None or flags.sync_gradients
+        self.averages = wanted and not self.use_ddp and dist.get_world_size() > 1
         if self.averages:
-            logger.log(
-                f"gradients are averaged over {dist.get_world_size()} ranks with gloo; the "
-                "warning above does not hold"
-            )
+            logger.log("gradients are averaged with gloo: the warning above does not hold")
         if config is None:
             return
         self.observer = Observer(
@@ -150,18 +139,17 @@ class ObservedLoop(Upstream):
             labels=self.model.num_classes or 0, device=dist_util.dev(),
         )  # fmt: skip
         self.diffusion = ObservedDiffusion(self.diffusion, self.observer)
-        self.data, self.updates = resume_adm.ReplayableData(self.data), 0
+        self.data = resume_adm.ReplayableData(self.data)
         logger.log(f"observation guidance: {config}")
-        if state is not None:
+        if self.resumed:
             resume_adm.load(self, state)
 
     def _load_and_sync_parameters(self) -> None:
-        from guided_diffusion import dist_util, logger, train_util
+        from guided_diffusion import dist_util, logger
 
         path = self.init_checkpoint
-        resumed = train_util.find_resume_checkpoint() or self.resume_checkpoint
-        if path and resumed:
-            logger.log(f"--init_checkpoint is not read: {resumed} is continued")
+        if path and self.resumed:
+            logger.log(f"--init_checkpoint is not read: {self.resumed} is continued")
         elif path:
             logger.log(f"starting at step 0 from the weights of {path}...")
             try:
@@ -190,11 +178,9 @@ class ObservedLoop(Upstream):
         if self.observer is None:
             return
         self.observer.step(scale)
-        self.updates = self.step + self.resume_step + 1
         # Means and quartiles of t for the observer's numbers, as upstream does for its losses.
         values = dict(self.observer.per_sample)
-        index = values.pop("t") - 1
-        train_util.log_loss_dict(self.diffusion, index, values)
+        train_util.log_loss_dict(self.diffusion, values.pop("t") - 1, values)
         logger.logkv("d_skipped", float(self.observer.skipped))
         if self.step % self.log_interval == 0:
             self._stop_if_not_finite()
@@ -203,14 +189,11 @@ class ObservedLoop(Upstream):
         if self.observer is None:
             return super().save()
         self._stop_if_not_finite()
-        resume_adm.begin_save(self)
-        super().save()
-        resume_adm.save(self)  # last: it seals the checkpoint
+        resume_adm.save(self, super().save)
 
     def _stop_if_not_finite(self) -> None:
         from guided_diffusion import train_util
 
-        stop_if_not_finite(
-            self.mp_trainer.master_params, f"step {self.step + self.resume_step}",
-            lambda: resume_adm.newest(train_util.get_blob_logdir(), self.ema_rate),
-        )  # fmt: skip
+        good = functools.partial(resume_adm.newest, train_util.get_blob_logdir(), self.ema_rate)
+        step = f"step {self.step + self.resume_step}"
+        stop_if_not_finite(self.mp_trainer.master_params, step, good)

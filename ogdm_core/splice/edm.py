@@ -9,9 +9,9 @@ t *is* sigma; the network returns the denoised image D, and eps_t = (x_t - D) / 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import click
@@ -24,21 +24,18 @@ from ..distributed import gather, print_once, rank, world
 from ..flags import click_options, from_args
 from ..observer import Observer
 from ..random import replayed, set_torch_state, torch_state
-from ..schedule import KarrasVE, expand
+from ..schedule import RHO, KarrasVE, expand
 from ..solvers import EpsFn
-from .recorder import Pass, Recorder, lr_scale
-from .resume import save
-from .resume_edm import Continued, check, load_state, newest, sealed
+from .recorder import Recorder, lr_scale
+from .resume_edm import Continued, check, checkpoint, load_state, newest
 
 __all__ = ["Continued", "load_state", "session", "train_options", "training_kwargs"]  # the patch's
-SIGMA_MIN, SIGMA_MAX, RHO = 0.002, 80.0, 7.0  # Karras et al.; EDM's networks name no range
+SIGMA_MIN, SIGMA_MAX = 0.002, 80.0  # Karras et al.; EDM's networks name no range
 
 
 def schedule_of(net) -> KarrasVE:
     """Noise levels of the network: its own range where it has one (vp, ve), else Karras et al.'s.
-
-    The network's input is x_t itself for any preconditioning, so a = 1 and b = sigma throughout.
-    """
+    Its input is x_t itself for any preconditioning, so a = 1 and b = sigma throughout."""
     low = net.sigma_min if net.sigma_min > 0 else SIGMA_MIN
     high = net.sigma_max if math.isfinite(net.sigma_max) else SIGMA_MAX
     return KarrasVE(low, high, RHO, sigma_data=getattr(net, "sigma_data", 0.5))
@@ -58,32 +55,20 @@ def make_eps_fn(net, labels: Tensor | None = None, **kwargs) -> EpsFn:
     return eps_fn
 
 
-# ---- train.py -----------------------------------------------------------------------------------
-
-
 def train_options(main: Callable) -> Callable:
     """Adds `--ogdm`, `--ogdm-k`, ..., `--lr-rampup` and `--trust` to upstream's click command."""
-    ramp = click.option(
-        "--lr-rampup", metavar="MIMG", type=click.FloatRange(min=0),
-        help="Learning rate ramp-up, from zero; 0 = full rate at once  [default: 10]",
-    )  # fmt: skip
+    text = "Learning rate ramp-up, from zero; 0 = full rate at once  [default: 10]"
+    ramp = click.option("--lr-rampup", metavar="MIMG", type=click.FloatRange(min=0), help=text)
     return ramp(trust_option(click_options(main)))
 
 
 def training_kwargs(opts: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
     """What the flags add to `options`, the arguments of upstream's training loop."""
-    kwargs: dict[str, Any] = {}
-    if opts["lr_rampup"] is not None:
-        kwargs["lr_rampup_kimg"] = opts["lr_rampup"] * 1000
-    config = from_args(opts, "edm")
-    if config is None:
-        return kwargs
-    if opts["resume"] is not None:
+    ramp, config = opts["lr_rampup"], from_args(opts, "edm")
+    if config is not None and opts["resume"] is not None:
         check(opts["resume"], options)
-    return kwargs | {"ogdm": config.to_dict()}
-
-
-# ---- training_loop.py ---------------------------------------------------------------------------
+    kwargs: dict[str, Any] = {} if ramp is None else {"lr_rampup_kimg": ramp * 1000}
+    return kwargs if config is None else kwargs | {"ogdm": config.to_dict()}
 
 
 class RecordedLoss:
@@ -91,9 +76,6 @@ class RecordedLoss:
 
     Pickles as the loss function itself, so a snapshot holds nothing of ours.
     """
-
-    y: Tensor
-    seen: Pass
 
     def __init__(self, loss_fn: Callable[..., Tensor]):
         self.loss_fn = loss_fn
@@ -147,20 +129,19 @@ class Observed:
         by C H W gamma L_emission, the weight that gamma has beside a mean over pixels."""
         y, seen = self.loss_fn.y, self.loss_fn.seen
         sigma, labels = seen.args
+        drop = self.observer.config.augment_labels == "drop"
+        drop &= seen.kwargs.get("augment_labels") is not None
         # The bare network, not its DDP wrapper: one wrapped pass arms DDP, which averages a
         # parameter's gradient once it is complete, after all passes; another would only broadcast
         # the buffers again.
-        eps_fn, eps_t = make_eps_fn(self.net, labels, **seen.kwargs), None
-        dropped = self.observer.config.augment_labels == "drop"
-        if dropped and seen.kwargs.get("augment_labels") is not None:
-            eps_fn = make_eps_fn(self.net, labels)
+        eps_fn = make_eps_fn(self.net, labels, **({} if drop else seen.kwargs))
+        eps_t = to_eps(seen.output, seen.x, sigma)
+        if drop:
             with replayed(seen.rng, self.device):
                 eps_t = eps_fn(seen.x, sigma.flatten())
         emission = self.observer.observe(
-            x_0=y, eps=to_eps(y, seen.x, sigma), x_t=seen.x, t=sigma.flatten(),
-            eps_t=to_eps(seen.output, seen.x, sigma) if eps_t is None else eps_t, eps_fn=eps_fn,
-            label=labels if self.net.label_dim else None,
-            rng=seen.rng,
+            x_0=y, eps=to_eps(y, seen.x, sigma), x_t=seen.x, t=sigma.flatten(), eps_t=eps_t,
+            eps_fn=eps_fn, label=labels if self.net.label_dim else None, rng=seen.rng,
         )  # fmt: skip
         return loss + expand(emission, loss)
 
@@ -187,15 +168,12 @@ class Observed:
         is lost as well if D had no finite gradient in half of the steps since the last tick.
         """
         steps, skipped = self.observer.steps, int(self.observer.skipped)
-        since = steps - self._checked[0], skipped - self._checked[1]
+        lost = 0 < steps - self._checked[0] <= 2 * (skipped - self._checked[1])
         self._checked = steps, skipped
-        step = f"{nimg / 1000:g} kimg"
-        stop_if_not_finite(
-            self.net.parameters(), step, lambda: newest(run_dir or "."),
-            lost=0 < since[0] <= 2 * since[1],
-        )  # fmt: skip
+        good = functools.partial(newest, run_dir or ".")
+        stop_if_not_finite(self.net.parameters(), f"{nimg / 1000:g} kimg", good, lost)
         if run_dir is not None and rank() == 0:
-            Path(_state(run_dir, nimg)).unlink(missing_ok=True)
+            checkpoint(run_dir, nimg).unseal()
 
     def save(self, run_dir: str | None, nimg: int, tick: int, every: int | None, done: bool):
         """Writes `ogdm-state-*.pt` after upstream's `training-state-*.pt`, as its seal."""
@@ -203,16 +181,10 @@ class Observed:
             return
         rng = gather(torch_state(self.device))
         if run_dir is not None and rank() == 0:
-            state = {
-                "observer": self.observer.state_dict(), "rng": rng,
-                "nimg": nimg, "tick": tick, "seed": self.seed, "fine_tuned": self.fine_tuned,
-                "files": sealed(run_dir, nimg),
-            }  # fmt: skip
-            save(_state(run_dir, nimg), state)
-
-
-def _state(run_dir: str, nimg: int) -> str:
-    return f"{run_dir}/ogdm-state-{nimg // 1000:06d}.pt"
+            checkpoint(run_dir, nimg).save({
+                "observer": self.observer.state_dict(), "rng": rng, "nimg": nimg, "tick": tick,
+                "seed": self.seed, "fine_tuned": self.fine_tuned,
+            })  # fmt: skip
 
 
 def session(

@@ -91,14 +91,12 @@ class ObservedModel(Upstream):
         self.observer: Any = None  # an Observer from `setup` on
         self._label: Tensor | None = None
 
-    # ---- 1. build ---------------------------------------------------------------------------
-
     def setup(self, stage: str) -> None:
         """Builds the observer, when the process group and the device are known."""
         if stage == "fit" and self.observer is None:
             self.observer = Observer(
-                self.ogdm, schedule_of(self), self.channels, self.image_size,
-                labels=classes_of(self), device=self.device,
+                self.ogdm, schedule_of(self), self.channels, self.image_size, classes_of(self),
+                self.device,
             )  # fmt: skip
             print_once(f"OGDM: a new discriminator, {self.ogdm.to_dict()}")
 
@@ -112,10 +110,10 @@ class ObservedModel(Upstream):
         """Upstream's, but a first stage of random weights is an error and not a line in the log."""
         self._missing: list[str] = []
         super().init_from_ckpt(path, ignore_keys=list(ignore_keys), only_model=only_model)
-        lost = [k for k in self._missing if k.startswith("first_stage_model.")]
+        lost = sum(name.startswith("first_stage_model.") for name in self._missing)
         if lost and not self._first_stage_trained:
             raise ValueError(
-                f"{path} holds no first stage ({len(lost)} weights missing); name a trained one in "
+                f"{path} holds no first stage ({lost} weights missing); name a trained one in "
                 "model.params.first_stage_config.params.ckpt_path"
             )
 
@@ -124,8 +122,6 @@ class ObservedModel(Upstream):
         result = super().load_state_dict(state_dict, strict=strict, assign=assign)
         self._missing = list(result.missing_keys)
         return result
-
-    # ---- 2. the emission term ----------------------------------------------------------------
 
     def training_step(self, batch: dict, batch_idx: int) -> Tensor:
         """Upstream's; the class labels, which its loss does not see, are kept for D."""
@@ -154,8 +150,6 @@ class ObservedModel(Upstream):
         )  # fmt: skip
         return loss + emission.mean(), loss_dict
 
-    # ---- 3. the discriminator's step ---------------------------------------------------------
-
     def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure=None) -> None:
         """The denoiser's step, then D's, at a rate that follows the same schedule."""
         super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
@@ -167,8 +161,6 @@ class ObservedModel(Upstream):
             for logger in self.loggers if numbers else []:
                 logger.log_metrics(numbers, step=step)
 
-    # ---- 4. state ----------------------------------------------------------------------------
-
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """D beside what Lightning saves; not in checkpoints of weights alone."""
         self._stop_if_not_finite()
@@ -177,32 +169,27 @@ class ObservedModel(Upstream):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Continues with the checkpoint's D; one without starts a fine-tune."""
-        if self.observer is None:
-            return
-        if CHECKPOINT_KEY in checkpoint:
+        if self.observer is not None and CHECKPOINT_KEY in checkpoint:
             changed = self.observer.load_state_dict(checkpoint[CHECKPOINT_KEY])
             print_once(f"OGDM: the discriminator continues at step {self.observer.steps}")
             if changed:
                 print_once(f"OGDM: it continues with other settings: {changed}")
-        else:
-            print_once("OGDM: no discriminator in the checkpoint (upstream's?): fine-tuning with "
-                       "a new one")  # fmt: skip
+        elif self.observer is not None:
+            print_once("OGDM: the checkpoint has no discriminator: fine-tuning with a new one")
 
     def _stop_if_not_finite(self) -> None:
         """Ends a run that diverged. SystemExit, since upstream saves after any Exception."""
         callback = getattr(self.trainer, "checkpoint_callback", None)
-        folder = Path(getattr(callback, "dirpath", None) or ".")
-        stop_if_not_finite(
-            self.parameters(), f"step {self.global_step}",
-            lambda: newest_whole(folder.rglob("*.ckpt")),
-        )  # fmt: skip
+        files = Path(getattr(callback, "dirpath", None) or ".").rglob("*.ckpt")
+        step = f"step {self.global_step}"
+        stop_if_not_finite(self.parameters(), step, lambda: newest_whole(files))
 
 
 def observed(observer: Observer) -> dict[str, float]:
     """The observer's numbers for the log: means, and L_emission and L_D by quartile of t."""
-    numbers = {f"ogdm/{name}": value for name, value in observer.stats().items()}
-    quartile = (4 * (observer.per_sample["t"] - 1)) // observer.schedule.T
-    for name in ("emission", "d_loss"):
-        for q in quartile.unique().tolist():
-            numbers[f"ogdm/{name}_q{q}"] = observer.per_sample[name][quartile == q].mean().item()
-    return numbers
+    numbers, values = observer.stats(), observer.per_sample
+    quartile = (4 * (values["t"] - 1)) // observer.schedule.T
+    for q in quartile.unique().tolist():
+        for name in ("emission", "d_loss"):
+            numbers[f"{name}_q{q}"] = values[name][quartile == q].mean().item()
+    return {f"ogdm/{name}": value for name, value in numbers.items()}

@@ -6,22 +6,19 @@ loss-aware schedule sampler, and the number of updates.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from ..checkpoints import DamagedError
 from ..distributed import gather
 from ..random import global_state
-from .resume import faults, seal, set_random, size
-from .resume import load as read
-from .resume import save as write
+from . import resume
+from .resume import Checkpoint, set_random
 
 
 class ReplayableData:
@@ -60,52 +57,43 @@ class ReplayableData:
             next(self)
 
 
-def files(step: int, rates: Iterable[float]) -> list[str]:
-    """The names of upstream's own files of a checkpoint."""
+def checkpoint(folder: str, step: int, rates: Iterable[float]) -> Checkpoint:
+    """The checkpoint of a step; upstream writes one file for each of its EMA's rates."""
     ema = [f"ema_{rate}_{step:06d}.pt" for rate in rates]
-    return [f"model{step:06d}.pt", *ema, f"opt{step:06d}.pt"]
+    names = [f"model{step:06d}.pt", *ema, f"opt{step:06d}.pt"]
+    return Checkpoint(folder, names, f"ogdm{step:06d}.pt")
 
 
-def begin_save(loop) -> None:
-    """Breaks the seal of a checkpoint that is about to be written again."""
-    from guided_diffusion import train_util
-
-    path = _path(train_util.get_blob_logdir(), loop.step + loop.resume_step)
-    if dist.get_rank() == 0 and train_util.bf.exists(path):
-        train_util.bf.remove(path)
-
-
-def save(loop) -> None:
-    """Writes ogdmNNNNNN.pt, after upstream's files: the observer, and what they leave out."""
+def save(loop, upstream: Callable[[], None]) -> None:
+    """Upstream's files, then ogdmNNNNNN.pt: the observer, and what they leave out."""
     from guided_diffusion import logger, train_util
 
+    step = loop.step + loop.resume_step
+    here = checkpoint(train_util.get_blob_logdir(), step, loop.ema_rate)
+    if dist.get_rank() == 0:
+        here.unseal()
+    upstream()
     ranks = gather({"random": global_state(), "data": loop.data.position()})
     if dist.get_rank() == 0:
         logger.log("saving the observer...")
-        folder, step = train_util.get_blob_logdir(), loop.step + loop.resume_step
-        write(_path(folder, step), {
+        here.save({
             "observer": loop.observer.state_dict(),
-            "updates": loop.updates,
+            "updates": loop.observer.steps,
             "lg_loss_scale": loop.mp_trainer.lg_loss_scale,
             "schedule_sampler": _sampler_state(loop.schedule_sampler),
             "batch_size": loop.batch_size,
             "ranks": ranks,
-            "files": seal(folder, files(step, loop.ema_rate)),
         })  # fmt: skip
 
 
-def newest(folder: str, rates: list[float], but: int = -1) -> str:
-    """The newest complete checkpoint in a folder, in words, leaving out step `but`."""
+def newest(folder: str, rates: Iterable[float]) -> str:
+    """The newest complete checkpoint in a folder, in words."""
     import blobfile as bf
 
     names = bf.listdir(folder) if bf.isdir(folder) else []
     found = (re.fullmatch(r"ogdm(\d{6,})\.pt", name) for name in names)
-    for step in sorted((int(m[1]) for m in found if m), reverse=True):
-        with contextlib.suppress(DamagedError):
-            sealed = read(_path(folder, step)).get("files", {}) if step != but else None
-            if sealed is not None and not faults(folder, files(step, rates), sealed):
-                return f"the newest complete checkpoint is {folder}/model{step:06d}.pt"
-    return f"there is no complete checkpoint in {folder}"
+    steps = sorted((int(m[1]) for m in found if m), reverse=True)
+    return resume.newest((checkpoint(folder, step, rates) for step in steps), folder)
 
 
 def check(model: str, rates: list[float]) -> dict[str, Any]:
@@ -113,33 +101,17 @@ def check(model: str, rates: list[float]) -> dict[str, Any]:
     folder, name = os.path.split(model)
     folder = folder or "."
     match = re.fullmatch(r"model(\d{6,})\.pt", name)
-    if not match:
+    try:
+        if not match:
+            raise ValueError(f"{name} is not named modelNNNNNN.pt, so its step is not known")
+        return checkpoint(folder, int(match[1]), rates).read()
+    except ValueError as error:
+        why = "The run was stopped while it was saved, or --ema_rate differs, or it was trained "
         raise ValueError(
-            f"--resume_checkpoint: {name} is not named modelNNNNNN.pt, so its step is not known; "
-            f"{newest(folder, rates)}. To start from the weights alone: --init_checkpoint {model}"
-        )
-    step = int(match[1])
-    path = _path(folder, step)
-    wrong = [] if size(path) >= 0 else [f"{os.path.basename(path)} is missing"]
-    state = {}
-    if not wrong:
-        try:
-            state = read(path)
-        except DamagedError as error:
-            wrong = [str(error)]
-    wrong = faults(folder, files(step, rates), state.get("files", {})) + wrong
-    if wrong:
-        raise ValueError(
-            f"--resume_checkpoint: {model} is not complete: {', '.join(wrong)}. The run was "
-            "stopped while it was saved, or --ema_rate differs, or it was trained without --ogdm; "
-            f"{newest(folder, rates, but=step)}. To start from the weights alone, with a new "
-            f"discriminator: --init_checkpoint {model}"
-        )
-    return state
-
-
-def _path(folder: str, step: int) -> str:
-    return f"{folder}/ogdm{step:06d}.pt"
+            f"--resume_checkpoint: {error}. {why + 'without --ogdm; ' if match else ''}"
+            f"{newest(folder, rates)}. To start from the weights alone, with a new discriminator: "
+            f"--init_checkpoint {model}"
+        ) from error
 
 
 def load(loop, state: dict[str, Any]) -> None:
@@ -159,8 +131,7 @@ def load(loop, state: dict[str, Any]) -> None:
         logger.log(f"observation guidance continues with other settings: {changed}")
     loop.mp_trainer.lg_loss_scale = state["lg_loss_scale"]
     _restore_sampler(loop.schedule_sampler, state["schedule_sampler"])
-    loop.updates = loop.step = state["updates"]
-    loop.resume_step = 0
+    loop.step, loop.resume_step = state["updates"], 0
 
     here = (dist.get_world_size(), loop.batch_size)
     there = (len(state["ranks"]), state["batch_size"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import os
@@ -13,9 +12,10 @@ from typing import Any
 import click
 from torch.utils.data import Sampler
 
-from ..checkpoints import compare, is_whole, listed, reading
+from ..checkpoints import compare, listed, reading
 from ..distributed import print_once
-from .resume import faults, load, seal, size
+from . import resume
+from .resume import Checkpoint
 
 # Options that a run cannot change; among them, ones that it can; and those of the resume itself.
 FIXED = ("network_kwargs.", "loss_kwargs.", "ema_halflife_kimg")
@@ -23,40 +23,23 @@ FREE = ("dropout", "use_fp16")
 NEW = ("run_dir", "resume_pkl", "resume_state_dump", "resume_kimg", "total_kimg", "seed")
 
 
-def _parts(training_state: str | Path) -> tuple[str, list[str], str]:
-    """A checkpoint's folder, upstream's two files, and ours."""
+def checkpoint(folder: str, nimg: int) -> Checkpoint:
+    """The checkpoint that upstream writes after `nimg` images."""
+    return _of(f"{folder}/training-state-{nimg // 1000:06d}.pt")
+
+
+def _of(training_state: str | Path) -> Checkpoint:
+    """The checkpoint that a training-state-*.pt belongs to."""
     path = Path(training_state)
     number = path.stem.rsplit("-", 1)[-1]
     names = [path.name, f"network-snapshot-{number}.pkl"]
-    return str(path.parent), names, f"ogdm-state-{number}.pt"
-
-
-def sealed(run_dir: str, nimg: int) -> dict[str, int]:
-    """The sizes of upstream's files of the checkpoint that ours is written to, last."""
-    folder, names, _ = _parts(f"{run_dir}/training-state-{nimg // 1000:06d}.pt")
-    return seal(folder, names)
-
-
-def read(training_state: str | Path) -> dict[str, Any]:
-    """Our state beside a training state; ValueError says what is wrong with the checkpoint."""
-    folder, names, ours = _parts(training_state)
-    if size(f"{folder}/{ours}") < 0:
-        raise ValueError(f"{folder}/{ours} is missing, and with it the discriminator")
-    state = load(f"{folder}/{ours}")
-    wrong = faults(folder, names, state.get("files", {}))
-    wrong = wrong or [f"{n} is damaged" for n in names if not is_whole(f"{folder}/{n}")]
-    if wrong:
-        raise ValueError(f"the checkpoint {training_state} is not complete: {', '.join(wrong)}")
-    return state
+    return Checkpoint(str(path.parent), names, f"ogdm-state-{number}.pt")
 
 
 def newest(run_dir: str) -> str:
     """The newest complete checkpoint in a run's folder, in words."""
-    for path in sorted(Path(run_dir).glob("training-state-*.pt"), reverse=True):
-        with contextlib.suppress(ValueError):
-            read(path)
-            return f"the newest complete checkpoint is {path}"
-    return f"there is no complete checkpoint in {run_dir}"
+    states = sorted(Path(run_dir).glob("training-state-*.pt"), reverse=True)
+    return resume.newest(map(_of, states), run_dir)
 
 
 def check(training_state: str, options: dict[str, Any]) -> None:
@@ -66,7 +49,7 @@ def check(training_state: str, options: dict[str, Any]) -> None:
     """
     folder = os.path.dirname(training_state) or "."
     try:
-        state = read(training_state)
+        state = _of(training_state).read()
     except ValueError as error:
         raise click.ClickException(
             f"--resume: {error}; {newest(folder)}. Or start a new discriminator with "
@@ -93,21 +76,17 @@ def check(training_state: str, options: dict[str, Any]) -> None:
         print_once(f"OGDM: the run continues with other settings: {other}")
 
 
-def _flat(options: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested options by dotted names."""
-    flat: dict[str, Any] = {}
-    for name, value in options.items():
-        flat |= (
-            _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
-        )
-    return flat
+def _flat(options: dict[str, Any]) -> dict[str, Any]:
+    """Options by name, those of a group as GROUP.NAME."""
+    groups = {n: v if isinstance(v, dict) else {"": v} for n, v in options.items()}
+    return {f"{n}.{k}".rstrip("."): v for n, group in groups.items() for k, v in group.items()}
 
 
 def load_state(ogdm: dict[str, Any] | None, training_state: str | None) -> dict[str, Any] | None:
     """The state file of the run that --resume continues; None without --resume or --ogdm."""
     if ogdm is None or not training_state:
         return None
-    state = read(training_state)
+    state = _of(training_state).read()
     print_once(f'OGDM: loaded discriminator and random state beside "{training_state}"; skipping '
                f"{state['nimg'] / 1e6:g} million images takes 4 s per million. The run's own "
                f"seed, {state['seed']}, is used")  # fmt: skip

@@ -29,6 +29,7 @@ class Sampling:
         if args.sampler:
             from guided_diffusion import logger
 
+            sampling.check_grid(schedule_of(diffusion), args.sampler, args.nfe)
             logger.log(
                 f"assuming --num_heads {args.num_heads}, --num_head_channels "
                 f"{args.num_head_channels}: weights of other heads load all the same, and sample "

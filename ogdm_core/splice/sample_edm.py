@@ -9,8 +9,8 @@ from torch import Tensor
 
 from ..guidance import guided, load_guide, once_per_step
 from ..samplers import SAMPLERS, sample
-from ..schedule import KarrasVE
-from .edm import RHO, SIGMA_MAX, SIGMA_MIN, make_eps_fn
+from ..schedule import RHO, KarrasVE
+from .edm import SIGMA_MAX, SIGMA_MIN, make_eps_fn
 from .sampling import Collection, click_options
 
 __all__ = ["Collection", "few_steps", "generate_options"]

@@ -98,6 +98,7 @@ def sample_images(
 
     schedule, classes = schedule_of(model), classes_of(model)
     size = model.model.diffusion_model.image_size
+    sampling.check_grid(schedule, opt.sampler, opt.nfe)
     if model.cond_stage_model is not None and not classes:
         raise SystemExit(
             "--sampler: unconditional and class-conditional models only; for others call "

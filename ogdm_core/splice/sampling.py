@@ -20,7 +20,7 @@ from ..checkpoints import trust_option
 from ..distributed import gather, print_once, rank
 from ..files import check_writable, whole
 from ..samplers import SAMPLERS, steps_for_nfe
-from ..schedule import DISCRETISATIONS
+from ..schedule import DISCRETISATIONS, Schedule
 
 NFE = 10  # of --sampler without --nfe
 FLAGS: dict[str, dict[str, Any]] = {
@@ -141,6 +141,14 @@ def click_options(
         return trust_option(run)
 
     return decorate
+
+
+def check_grid(schedule: Schedule, sampler: str, nfe: int) -> None:
+    """Ends the script where the schedule has fewer times than the sampler takes steps."""
+    try:
+        schedule.times(steps_for_nfe(sampler, nfe))
+    except ValueError as error:
+        raise SystemExit(f"--nfe: {error}; give a lower one" if rank() == 0 else 2) from error
 
 
 def normal(generators: Iterable[Generator], shape: Sequence[int]) -> Tensor:

@@ -111,13 +111,14 @@ def test_lightning_offers_another_checkpoint_before_it_starts(tmp_path):
 # ---- a checkpoint is a complete set, or it is refused and the newest complete one is named -------
 
 
-def _write(folder: Path, names: list[str], ours: str, state: dict) -> None:
-    for name in names:
+def _write(checkpoint: resume.Checkpoint, state: dict) -> None:
+    for name in checkpoint.names:
+        path = Path(checkpoint.folder, name)
         if name.endswith(".pkl"):
-            (folder / name).write_bytes(pickle.dumps({}))
+            path.write_bytes(pickle.dumps({}))
         else:
-            torch.save({"weights": torch.zeros(3)}, folder / name)
-    resume.save(f"{folder}/{ours}", state | {"files": resume.seal(str(folder), names)})
+            torch.save({"weights": torch.zeros(3)}, path)
+    checkpoint.save(state)
 
 
 def _cut(path: Path) -> None:
@@ -146,7 +147,7 @@ ADM_SETS = {  # what is done to the set of step 2, the file to resume, and the w
 def test_adm_resumes_complete_sets_only(tmp_path, fault):
     pytest.importorskip("blobfile")
     for step in (0, 2):
-        _write(tmp_path, resume_adm.files(step, [0.9]), f"ogdm{step:06d}.pt", {"updates": step + 1})
+        _write(resume_adm.checkpoint(str(tmp_path), step, [0.9]), {"updates": step + 1})
     for step in (0, 2):
         assert resume_adm.check(f"{tmp_path}/model{step:06d}.pt", [0.9])["updates"] == step + 1
     harm, name, words = ADM_SETS[fault]
@@ -158,7 +159,7 @@ def test_adm_resumes_complete_sets_only(tmp_path, fault):
 
 def test_adm_resumes_with_the_ema_rates_of_the_run_only(tmp_path):
     pytest.importorskip("blobfile")
-    _write(tmp_path, resume_adm.files(2, [0.9]), "ogdm000002.pt", {})
+    _write(resume_adm.checkpoint(str(tmp_path), 2, [0.9]), {})
     with pytest.raises(ValueError, match=r"ema_0\.5_000002\.pt is missing.*--ema_rate differs"):
         resume_adm.check(f"{tmp_path}/model000002.pt", [0.9, 0.5])
 
@@ -170,8 +171,7 @@ def _edm_run(folder: Path) -> dict:
         "loss_kwargs": {"class_name": "EDMLoss"}, "optimizer_kwargs": {"lr": 0.1},
     }  # fmt: skip
     for kimg in (1, 2, 4):
-        names = [f"training-state-{kimg:06d}.pt", f"network-snapshot-{kimg:06d}.pkl"]
-        _write(folder, names, f"ogdm-state-{kimg:06d}.pt", {"nimg": kimg * 1000})
+        _write(resume_edm.checkpoint(str(folder), kimg * 1000), {"nimg": kimg * 1000})
     (folder / "training_options.json").write_text(json.dumps(options))
     return options
 
