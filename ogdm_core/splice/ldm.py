@@ -175,7 +175,7 @@ class ObservedModel(Upstream):
             if changed:
                 print_once(f"OGDM: it continues with other settings: {changed}")
         elif self.observer is not None:
-            print_once("OGDM: the checkpoint has no discriminator: fine-tuning with a new one")
+            print_once("OGDM: no discriminator in the checkpoint: fine-tuning with a new one")
 
     def _stop_if_not_finite(self) -> None:
         """Ends a run that diverged. SystemExit, since upstream saves after any Exception."""

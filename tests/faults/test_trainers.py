@@ -236,9 +236,9 @@ def test_edm_has_nothing_to_do_for_a_finished_run(tmp_path, capsys):
 # ---- resume with other settings: one rule -------------------------------------------------------
 
 
-def _observer(schedule=None, **settings) -> Observer:
+def _observer(schedule=None, channels=1, size=8, labels=0, **settings) -> Observer:
     config = OGDMConfig(**{"d_kind": "light", "d_width": 0.1} | settings)
-    return Observer(config, schedule or DiscreteVP.linear(100), 1, 8)
+    return Observer(config, schedule or DiscreteVP.linear(100), channels, size, labels)
 
 
 SETTINGS = {  # of the run that resumes, the words, and whether it is refused
@@ -247,6 +247,10 @@ SETTINGS = {  # of the run that resumes, the words, and whether it is refused
     "kind": ({"schedule": KarrasVE()}, "schedule: DiscreteVP there, KarrasVE here", True),
     "sigma_data": ({"schedule": DiscreteVP.linear(100, 1.0)}, "sigma_data: 0.5 there", True),
     "d_width": ({"d_width": 0.2}, "d_width: 0.1 there, 0.2 here", True),
+    "d_kind": ({"d_kind": "paper"}, "d_kind: light there, paper here", True),
+    "size": ({"size": 16}, "size: 8 there, 16 here", True),
+    "channels": ({"channels": 3}, "channels: 1 there, 3 here", True),
+    "labels": ({"labels": 10}, "labels: 0 there, 10 here", True),
     "k": ({"k": 0.3}, "k: 0.2 there, 0.3 here", False),
     "two": ({"gamma": 0.5, "seed": 3}, "gamma: 0.025 there, 0.5 here; seed: 0 there", False),
     "form": ({"adversarial": "hinge"}, "adversarial: nonsaturating there, hinge here", False),
@@ -258,12 +262,14 @@ SETTINGS = {  # of the run that resumes, the words, and whether it is refused
 @pytest.mark.parametrize("change", SETTINGS)
 def test_what_changes_the_meaning_is_refused_and_the_rest_is_named(change):
     other, words, refused = SETTINGS[change]
-    state = _observer().state_dict()
+    state, observer = _observer().state_dict(), _observer(**other)
+    before = [p.clone() for p in observer.D.parameters()]
     if refused:
-        with pytest.raises(ValueError, match=f"does not fit this run .*{words}"):
-            _observer(**other).load_state_dict(state)
+        with pytest.raises(ValueError, match=f"does not fit this run .*{words}.*settings it was"):
+            observer.load_state_dict(state)
+        assert all(map(torch.equal, observer.D.parameters(), before))
     else:
-        said = _observer(**other).load_state_dict(state)
+        said = observer.load_state_dict(state)
         assert words in said if words else said == ""
 
 
