@@ -134,3 +134,15 @@ def inputs(n=4, size=8, channels=3, seed=0):
     x = torch.randn(n, channels, size, size, generator=generator)
     t = torch.rand(n, generator=generator)
     return x, t, t / 3
+
+
+def differences(a, b, name=""):
+    """The names of what is not bit for bit the same in nested dicts and lists."""
+    if isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():
+        return [d for key in a for d in differences(a[key], b[key], f"{name}/{key}")]
+    if isinstance(a, list | tuple) and type(a) is type(b) and len(a) == len(b):
+        pairs = enumerate(zip(a, b, strict=True))
+        return [d for i, pair in pairs for d in differences(*pair, f"{name}/{i}")]
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        return [] if a.dtype == b.dtype and torch.equal(a, b) else [name]
+    return [] if type(a) is type(b) and a == b else [name]

@@ -43,14 +43,10 @@ def run(script: Path, *args, ranks: int | None = None, shims: bool = False) -> s
     `shims` runs a script of an untouched clone, which knows nothing of a CPU, through
     ogdm_core.compat.edm.
     """
-    launcher = []
-    if ranks is not None:
-        launcher = ["torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
-    module = launcher + (["-m", "ogdm_core.compat.edm"] if ranks is not None and shims else [])
-    if shims and ranks is None:
-        module = ["ogdm_core.compat.edm"]
-    line = [sys.executable, *(["-m"] if module else []), *module, script, *args]
-    alone = {"MASTER_PORT": "0"} if ranks is None else {}
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
+    line = [sys.executable, *(launcher if ranks else [])]
+    line += [*(["-m", "ogdm_core.compat.edm"] if shims else []), script, *args]
+    alone = {} if ranks else {"MASTER_PORT": "0"}
     env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | alone
     done = subprocess.run(
         [str(part) for part in line], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -97,13 +93,3 @@ def state(folder: Path, kimg: int) -> dict:
         found["ogdm"] = torch.load(observer, weights_only=True)
         del found["ogdm"]["files"]  # sizes on disk, which a pickle's own economy may change
     return flatten(found)
-
-
-def differences(a: dict, b: dict) -> list[str]:
-    """Names of what is not bit for bit the same in two flat dicts."""
-
-    def same(x, y) -> bool:
-        return torch.equal(x, y) if isinstance(x, torch.Tensor) else x == y
-
-    assert a.keys() == b.keys(), a.keys() ^ b.keys()
-    return [name for name in a if not same(a[name], b[name])]

@@ -41,64 +41,34 @@ def config(ogdm: dict | None = None, **model_params) -> dict:
     if ogdm is not None:
         target = "ogdm_core.splice.ldm.OGDMLatentDiffusion"
         model_params["ogdm"] = {"k": 0.2, "gamma": 0.1, "d_width": 0.05} | ogdm
+    # fmt: off
+    scheduler = {"warm_up_steps": [4], "cycle_lengths": [10000], "f_start": [0.1], "f_max": [1.0],
+                 "f_min": [1.0]}
+    autoencoder = {"double_z": True, "z_channels": 4, "resolution": 16, "in_channels": 3,
+                   "out_ch": 3, "ch": 32, "ch_mult": [1, 1], "num_res_blocks": 1,
+                   "attn_resolutions": [], "dropout": 0.0}
     params = {
-        "linear_start": 0.0015,
-        "linear_end": 0.0155,
-        "num_timesteps_cond": 1,
-        "log_every_t": 50,
-        "timesteps": 100,
-        "loss_type": "l1",
-        "first_stage_key": "image",
-        "cond_stage_key": "image",
-        "image_size": 8,
-        "channels": 4,
-        "concat_mode": False,
-        "scale_by_std": True,
-        "monitor": "val/loss_simple_ema",
-        "scheduler_config": {
-            "target": "ldm.lr_scheduler.LambdaLinearScheduler",
-            "params": {
-                "warm_up_steps": [4],
-                "cycle_lengths": [10000],
-                "f_start": [0.1],
-                "f_max": [1.0],
-                "f_min": [1.0],
-            },
-        },
-        "unet_config": unet(),
+        "linear_start": 0.0015, "linear_end": 0.0155, "num_timesteps_cond": 1, "log_every_t": 50,
+        "timesteps": 100, "loss_type": "l1", "first_stage_key": "image", "cond_stage_key": "image",
+        "image_size": 8, "channels": 4, "concat_mode": False, "scale_by_std": True,
+        "monitor": "val/loss_simple_ema", "unet_config": unet(),
+        "cond_stage_config": "__is_unconditional__",
+        "scheduler_config": {"target": "ldm.lr_scheduler.LambdaLinearScheduler",
+                             "params": scheduler},
         "first_stage_config": {
             "target": "ldm.models.autoencoder.AutoencoderKL",
-            "params": {
-                "embed_dim": 4,
-                "ddconfig": {
-                    "double_z": True,
-                    "z_channels": 4,
-                    "resolution": 16,
-                    "in_channels": 3,
-                    "out_ch": 3,
-                    "ch": 32,
-                    "ch_mult": [1, 1],
-                    "num_res_blocks": 1,
-                    "attn_resolutions": [],
-                    "dropout": 0.0,
-                },
-                "lossconfig": {"target": "torch.nn.Identity"},
-            },
-        },
-        "cond_stage_config": "__is_unconditional__",
+            "params": {"embed_dim": 4, "ddconfig": autoencoder,
+                       "lossconfig": {"target": "torch.nn.Identity"}}},
     }
     data = {
-        "batch_size": 8,
-        "num_workers": 0,
-        "train": {"target": "ldm_tiny.Digits"},
+        "batch_size": 8, "num_workers": 0, "train": {"target": "ldm_tiny.Digits"},
         "validation": {"target": "ldm_tiny.Digits", "params": {"count": 8, "start": 100}},
     }
     images = {
-        "batch_frequency": 4,
-        "max_images": 2,
-        "increase_log_steps": False,
+        "batch_frequency": 4, "max_images": 2, "increase_log_steps": False,
         "log_images_kwargs": {"ddim_steps": 2, "inpaint": False, "plot_progressive_rows": False},
     }
+    # fmt: on
     return {
         "model": {"base_learning_rate": 5e-3, "target": target, "params": params | model_params},
         "data": {"target": "main.DataModuleFromConfig", "params": data},
@@ -112,15 +82,9 @@ def config(ogdm: dict | None = None, **model_params) -> dict:
 def unet(**params) -> dict:
     """A U-Net of 0.7 M parameters on 8x8 latents."""
     tiny = {
-        "image_size": 8,
-        "in_channels": 4,
-        "out_channels": 4,
-        "model_channels": 32,
-        "attention_resolutions": [2],
-        "num_res_blocks": 1,
-        "channel_mult": [1, 2],
-        "num_heads": 2,
-    }
+        "image_size": 8, "in_channels": 4, "out_channels": 4, "model_channels": 32,
+        "attention_resolutions": [2], "num_res_blocks": 1, "channel_mult": [1, 2], "num_heads": 2,
+    }  # fmt: skip
     target = "ldm.modules.diffusionmodules.openaimodel.UNetModel"
     return {"target": target, "params": tiny | params}
 

@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from core_toys import differences
 
 ROOT = Path(__file__).resolve().parents[1]
 NAME = "guided-diffusion"
@@ -71,9 +72,7 @@ def parallel(job: dict) -> None:
         kwargs = script["args_to_dict"](args, keys)
         model, diffusion = script["create_model_and_diffusion"](**kwargs)
         for p in model.parameters():
-            torch.nn.init.normal_(
-                p, std=0.05
-            )  # upstream starts with zero gradients nearly all over
+            torch.nn.init.normal_(p, std=0.05)  # upstream's zeros have next to no gradients
         g = torch.Generator().manual_seed(1)
         given = {name: [] for name in ("t", "s", "noise")}
         sampler = argparse.Namespace(
@@ -91,11 +90,8 @@ def parallel(job: dict) -> None:
             for group in optimizer.param_groups:
                 group["eps"] = 1e-3  # Adam would blow rounding errors of tiny gradients up to lr
         if ddp:
-            loop.ddp_model, loop.use_ddp, loop.averages = (
-                DistributedDataParallel(model),
-                True,
-                False,
-            )
+            loop.ddp_model = DistributedDataParallel(model)
+            loop.use_ddp, loop.averages = True, False
         for loop.step in range(3):
             x_0 = torch.randn(8, 3, 16, 16, generator=g)[mine]
             noise = torch.randn(8, 3, 16, 16, generator=g)[mine]
@@ -238,29 +234,12 @@ def load(path: Path):
     return torch.load(path, weights_only=True)
 
 
-def same(a, b, where="") -> None:
-    """Bit for bit, all the way down."""
-    assert type(a) is type(b), where
-    if isinstance(a, dict):
-        assert list(a) == list(b), where
-        for key in a:
-            same(a[key], b[key], f"{where}/{key}")
-    elif isinstance(a, (list, tuple)):
-        assert len(a) == len(b), where
-        for i, pair in enumerate(zip(a, b, strict=True)):
-            same(*pair, f"{where}/{i}")
-    elif isinstance(a, torch.Tensor):
-        assert a.dtype == b.dtype and torch.equal(a, b), where
-    else:
-        assert a == b, where
-
-
 def same_files(a: Path, b: Path, *patterns: str) -> None:
     for pattern in patterns:
         names = sorted(p.name for p in a.glob(pattern))
         assert names and names == sorted(p.name for p in b.glob(pattern)), pattern
         for name in names:
-            same(load(a / name), load(b / name), name)
+            assert not differences(load(a / name), load(b / name), name)
 
 
 def log_of(out: Path) -> list[dict[str, str]]:
@@ -397,7 +376,7 @@ def test_two_ranks_are_one_with_the_whole_batch(patched, tmp_path):
         work(patched(NAME), "parallel", {"out": str(tmp_path / str(ranks)), "cases": these}, ranks)
     one = load(tmp_path / "1/rank0.pt")
     two, other = load(tmp_path / "2/rank0.pt"), load(tmp_path / "2/rank1.pt")
-    same(two, other)
+    assert not differences(two, other)
     for case in cases:
         for part in ("model", "ema", "d"):
             torch.testing.assert_close(two[case][part], one[case][part], rtol=1e-4, atol=1e-6)
@@ -421,7 +400,7 @@ def test_fine_tunes_upstreams_checkpoints_from_step_zero(theirs, ours):
     for name, source in (("from-ema", "ema_0.9999_000002.pt"), ("from-model", "model000002.pt")):
         assert [row["step"] for row in log_of(ours / name)] == ["0", "1", "2"]
         source = load(theirs / "plain" / source)  # at lr 0 the weights stay what they were
-        same(load(ours / name / "model000002.pt"), source)
+        assert not differences(load(ours / name / "model000002.pt"), source)
         ema = load(ours / name / "ema_0.9999_000002.pt")
         for key, value in source.items():
             torch.testing.assert_close(ema[key], value, rtol=1e-6, atol=1e-7)
@@ -480,6 +459,10 @@ def test_errors_say_what_to_do(patched, data, theirs, tmp_path):
             tmp_path / "1", data, "--init_checkpoint", model, "--num_channels", 64),
         "no file nowhere.pt": training(tmp_path / "2", data, "--init_checkpoint", "nowhere.pt"),
         "is 9 or 11": sampling(tmp_path / "3", model, "--sampler", "heun", "--nfe", 10),
+        "--nfe: 101 steps do not fit on a grid of T = 100; give a lower": sampling(
+            tmp_path / "5", model, "--sampler", "euler", "--nfe", 101),
+        "--save_interval: 0 is not allowed; give a whole number >= 1": training(
+            tmp_path / "6", data, "--save_interval", 0),
         "--timestep_respacing steers upstream's own sampler": sampling(
             tmp_path / "4", model, "--sampler", "euler", "--timestep_respacing", 5),
     }  # fmt: skip

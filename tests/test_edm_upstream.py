@@ -8,7 +8,8 @@ import numpy as np
 import PIL.Image
 import pytest
 import torch
-from edm_tiny import OGDM, ROOT, TINY, differences, digits, run, state, stats
+from core_toys import differences
+from edm_tiny import OGDM, ROOT, TINY, digits, run, state, stats
 
 from ogdm_core import OGDMConfig
 from ogdm_core.guidance import Guide, save_guide

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from core_toys import differences
 from PIL import Image
 
 ldm_tiny = pytest.importorskip("ldm_tiny", reason="pip install -e '.[ldm]' brings Lightning")
@@ -59,17 +60,6 @@ def execute(copy: Path, argv: list) -> str:
 def load(run: Path, name: str = "last") -> dict:
     """A checkpoint, read as torch reads what it does not trust."""
     return torch.load(run / "checkpoints" / f"{name}.ckpt", weights_only=True)
-
-
-def same(a, b) -> bool:
-    """Equal to the bit, through dicts and lists."""
-    if isinstance(a, torch.Tensor):
-        return torch.equal(a, b)
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
-    if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(map(same, a, b))
-    return a == b
 
 
 STATE = ("state_dict", "ogdm", "optimizer_states", "lr_schedulers", "loops", "global_step")
@@ -155,14 +145,14 @@ def test_upstreams_own_model_trains_on_todays_stack(runs):
 
 def test_guidance_of_weight_zero_is_upstreams_training_to_the_bit(runs):
     plain, zero = load(runs["off"]), load(runs["zero"])
-    assert same(plain["state_dict"], zero["state_dict"])
-    assert same(plain["optimizer_states"], zero["optimizer_states"])
+    assert not differences(plain["state_dict"], zero["state_dict"])
+    assert not differences(plain["optimizer_states"], zero["optimizer_states"])
     assert zero["ogdm"]["steps"] == 4  # D trained all the while
 
 
 def test_guidance_changes_the_denoiser_and_only_what_is_trained(runs):
     before, after = load(runs["zero"])["state_dict"], load(runs["on"], "epoch=000000")["state_dict"]
-    changed = {name.split(".")[0] for name in before if not same(before[name], after[name])}
+    changed = {name.split(".")[0] for name in before if differences(before[name], after[name])}
     assert changed == {"model", "model_ema"}
 
 
@@ -191,7 +181,7 @@ def test_a_resumed_run_ends_in_the_same_bits(runs, name):
     """From the end of an epoch (last.ckpt's moment), and from the middle of one."""
     whole, resumed = load(runs[name]), load(runs[f"{name}_again"])
     assert whole["global_step"] == {"on": 8, "steps": 6}[name]
-    assert [key for key in STATE if not same(whole[key], resumed[key])] == []
+    assert [key for key in STATE if differences(whole[key], resumed[key])] == []
 
 
 def test_upstreams_checkpoint_starts_a_finetune_and_says_so(runs):
@@ -218,7 +208,7 @@ def test_export_is_upstreams_layout_and_class(runs):
     out = runs.folder / "export"
     saved = torch.load(out / "model.ckpt", weights_only=True)
     assert set(saved) == {"state_dict", "global_step", "epoch"}
-    assert same(saved["state_dict"], load(runs["on"])["state_dict"])
+    assert not differences(saved["state_dict"], load(runs["on"])["state_dict"])
     assert saved["state_dict"].keys() == load(runs["off"])["state_dict"].keys()
     config = yaml.safe_load((out / "config.yaml").read_text())
     assert config["model"]["target"] == "ldm.models.diffusion.ddpm.LatentDiffusion"
@@ -263,4 +253,4 @@ def test_two_processes_resume_in_the_same_bits(patched, tmp_path):
     drive(patched("latent-diffusion"), steps, tmp_path, *launcher)
     whole, resumed = load(next(tmp_path.glob("20*_on"))), load(tmp_path / "copy_on_again")
     assert len(whole["callbacks"]["ExactResume"]["ranks"]) == 2
-    assert [key for key in STATE if not same(whole[key], resumed[key])] == []
+    assert [key for key in STATE if differences(whole[key], resumed[key])] == []
