@@ -84,8 +84,7 @@ class Observer:
         self.skipped = torch.zeros((), device=self.device)
         self.per_sample: dict[str, Tensor] = {}
         self._pending: list[_Observation] = []
-        self._sums: dict[str, Any] = {}
-        self._counts: dict[str, int] = {}
+        self._sums: dict[str, tuple[Any, int]] = {}  # of per_sample, and how many they are of
         self._generator = torch.Generator(self.device)
 
     # ---- 2. the emission term -----------------------------------------------------------------
@@ -174,8 +173,8 @@ class Observer:
         self.per_sample = {name: torch.cat([r[name] for r in records]) for name in records[0]}
         for name, values in self.per_sample.items():
             if name != "t":
-                self._sums[name] = self._sums.get(name, 0) + values.sum()
-                self._counts[name] = self._counts.get(name, 0) + values.numel()
+                total, count = self._sums.get(name, (0, 0))
+                self._sums[name] = total + values.sum(), count + len(values)
         gradients = [p.grad for p in self.D.parameters() if p.grad is not None]
         torch._foreach_div_(gradients, sum(len(o.t) for o in self._pending))
         distributed.average(gradients)
@@ -228,8 +227,8 @@ class Observer:
 
     def stats(self) -> dict[str, float]:
         """Means since the last call, on this rank. Reading them is the only host sync."""
-        means = {name: float(self._sums[name]) / self._counts[name] for name in self._sums}
-        self._sums, self._counts = {}, {}
+        means = {name: float(total) / count for name, (total, count) in self._sums.items()}
+        self._sums = {}
         return means | {"skipped": float(self.skipped)}
 
     # ---- 4. state -----------------------------------------------------------------------------

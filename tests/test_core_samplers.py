@@ -37,15 +37,9 @@ def test_network_evaluations_are_exactly_nfe_and_never_at_the_data(kind, sampler
     for discretisation in DISCRETISATIONS:
         net = Mixture(schedule)
         path = sample(
-            net,
-            schedule.prior(noise(2)),
-            schedule,
-            sampler=sampler,
-            nfe=nfe,
-            discretisation=discretisation,
-            trajectory=True,
-            generator=torch.Generator(),
-        )
+            net, schedule.prior(noise(2)), schedule, sampler=sampler, nfe=nfe,
+            discretisation=discretisation, trajectory=True, generator=torch.Generator(),
+        )  # fmt: skip
         assert net.calls == nfe
         assert len(path) == steps + 1
         times = torch.stack([t.double() for t in net.times])
@@ -145,21 +139,18 @@ def errors(sampler, schedule, discretisation, counts, x_T):
     net = Mixture(schedule)
     T = torch.tensor([schedule.T], dtype=schedule.time_dtype(torch.float64))
     exact = net.solution(x_T / schedule.a(T), float(schedule.sigma(T)))
-    cost = SAMPLERS[sampler].nfe
-    return [
-        float(
-            (
-                sample(
-                    net, x_T, schedule, sampler=sampler, nfe=cost(n), discretisation=discretisation
-                )
-                - exact
-            )
-            .square()
-            .mean()
-        )
-        ** 0.5
-        for n in counts
-    ]
+    found = []
+    for n in counts:
+        nfe = SAMPLERS[sampler].nfe(n)
+        x = sample(net, x_T, schedule, sampler=sampler, nfe=nfe, discretisation=discretisation)
+        found.append(float((x - exact).square().mean()) ** 0.5)
+    return found
+
+
+def in_eight(eps_fn, x_T, sampler):
+    """The path of eight steps over even sigma, from 2 to 0."""
+    return sample(eps_fn, x_T, KarrasVE(1e-5, 2.0), sampler=sampler, discretisation="linear",
+                  nfe=SAMPLERS[sampler].nfe(8), trajectory=True)  # fmt: skip
 
 
 SMOOTH = {
@@ -191,18 +182,9 @@ def test_order_of_convergence_in_log_sigma(sampler, order):
 @pytest.mark.parametrize(("sampler", "degree"), [("euler", 0), ("heun", 1), ("s-pndm", 1),
                                                  ("f-pndm", 3)])  # fmt: skip
 def test_polynomials_in_sigma_are_integrated_exactly_up_to_the_samplers_degree(sampler, degree):
-    schedule = KarrasVE(1e-5, 2.0)
     for power in range(degree + 2):
         x_T = torch.zeros(1, 1, dtype=torch.float64)
-        path = sample(
-            lambda x, t, p=power: t[:, None] ** p,
-            x_T,
-            schedule,
-            sampler=sampler,
-            nfe=SAMPLERS[sampler].nfe(8),
-            discretisation="linear",
-            trajectory=True,
-        )
+        path = in_eight(lambda x, t, p=power: t[:, None] ** p, x_T, sampler)
         sigma = torch.linspace(2, 0, 9, dtype=torch.float64)
         exact = (sigma ** (power + 1) - 2 ** (power + 1)) / (power + 1)
         # The last of Heun's steps is Euler's.
@@ -214,16 +196,7 @@ def test_polynomials_in_sigma_are_integrated_exactly_up_to_the_samplers_degree(s
                                                 ("f-pndm", 5)])  # fmt: skip
 def test_the_first_step_is_the_exponentials_series(sampler, terms):
     # dx / dsigma = x: a step of h multiplies x by 1 + h + h^2 / 2 + ... up to the start's order.
-    schedule, one = KarrasVE(1e-5, 2.0), torch.ones(1, 1, dtype=torch.float64)
-    path = sample(
-        lambda x, t: x,
-        one,
-        schedule,
-        sampler=sampler,
-        nfe=SAMPLERS[sampler].nfe(8),
-        discretisation="linear",
-        trajectory=True,
-    )
+    path = in_eight(lambda x, t: x, torch.ones(1, 1, dtype=torch.float64), sampler)
     series = sum((-0.25) ** i / math.factorial(i) for i in range(terms))
     assert float(path[1]) == pytest.approx(series, rel=1e-12)
 
@@ -238,8 +211,10 @@ def test_f_pndm_is_of_fourth_order_where_steps_are_even_in_sigma():
 # ---------------------------------------------------------------- agreement with others
 
 
-@pytest.mark.parametrize("nfe", [10, 25])
-def test_euler_is_diffusers_ddim(nfe):
+@pytest.mark.parametrize(("sampler", "nfe", "eta"), [
+    ("euler", 10, 0.0), ("euler", 25, 0.0), ("stochastic", 20, 1.0), ("stochastic", 20, 0.5),
+])  # fmt: skip
+def test_euler_and_stochastic_are_diffusers_ddim(sampler, nfe, eta):
     diffusers = pytest.importorskip("diffusers")
     scheduler = diffusers.DDIMScheduler(
         beta_schedule="linear", clip_sample=False, set_alpha_to_one=True,
@@ -249,11 +224,14 @@ def test_euler_is_diffusers_ddim(nfe):
     schedule = DiscreteVP(scheduler.alphas_cumprod)
     net = Mixture(schedule, torch.float32)
     x_T = x = noise(dtype=torch.float32)
+    generator = torch.Generator().manual_seed(5)
     for index in scheduler.timesteps:
         eps = net(x, torch.full((len(x),), int(index) + 1))
-        x = scheduler.step(eps, index, x).prev_sample
+        z = torch.randn(x.shape, generator=generator)
+        x = scheduler.step(eps, index, x, eta=eta, variance_noise=z).prev_sample
     assert [int(t[0]) - 1 for t in net.times] == scheduler.timesteps.tolist()
-    ours = sample(net, x_T, schedule, sampler="euler", nfe=nfe)
+    ours = sample(net, x_T, schedule, sampler=sampler, nfe=nfe, eta=eta,
+                  generator=torch.Generator().manual_seed(5))  # fmt: skip
     torch.testing.assert_close(ours, x, rtol=0, atol=1e-5)
     assert ours.dtype == torch.float32
 
@@ -302,27 +280,6 @@ def test_f_pndm_asks_halfway_between_the_times_of_the_grid(fractional):
     assert asked == [834, middle, middle, 667] if fractional else [834, 750, 750, 667]
     low, high = (schedule.a(torch.tensor([t])) for t in (750, 750.5))
     assert torch.equal(low, high)
-
-
-@pytest.mark.parametrize("eta", [1.0, 0.5])
-def test_stochastic_is_diffusers_ddim_with_eta_and_the_same_noise(eta):
-    diffusers = pytest.importorskip("diffusers")
-    scheduler = diffusers.DDIMScheduler(
-        beta_schedule="linear", clip_sample=False, set_alpha_to_one=True,
-        timestep_spacing="leading",
-    )  # fmt: skip
-    scheduler.set_timesteps(20)
-    schedule = DiscreteVP(scheduler.alphas_cumprod)
-    net = Mixture(schedule, torch.float32)
-    x_T = x = noise(dtype=torch.float32)
-    generator = torch.Generator().manual_seed(5)
-    for index in scheduler.timesteps:
-        eps = net(x, torch.full((len(x),), int(index) + 1))
-        z = torch.randn(x.shape, generator=generator)
-        x = scheduler.step(eps, index, x, eta=eta, variance_noise=z).prev_sample
-    ours = sample(net, x_T, schedule, sampler="stochastic", nfe=20, eta=eta,
-                  generator=torch.Generator().manual_seed(5))  # fmt: skip
-    torch.testing.assert_close(ours, x, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("solver", ["euler", "heun"])
@@ -384,17 +341,9 @@ def test_eta_zero_is_euler_and_draws_nothing():
 def test_the_generator_alone_decides_the_noise():
     schedule = DiscreteVP.linear()
     net, x_T, before = Mixture(schedule), noise(), torch.get_rng_state()
-    runs = [
-        sample(
-            net,
-            x_T,
-            schedule,
-            sampler="stochastic",
-            nfe=5,
-            generator=torch.Generator().manual_seed(seed),
-        )
-        for seed in (1, 1, 2)
-    ]
+    generators = [torch.Generator().manual_seed(seed) for seed in (1, 1, 2)]
+    runs = [sample(net, x_T, schedule, sampler="stochastic", nfe=5, generator=g)
+            for g in generators]  # fmt: skip
     assert torch.equal(runs[0], runs[1]) and not torch.equal(runs[0], runs[2])
     assert torch.equal(torch.get_rng_state(), before)
 
@@ -443,10 +392,8 @@ def test_times_are_never_less_than_single_precision(dtype):
         seen.append((x.dtype, t.dtype))
         return x * 0
 
-    assert (
-        sample(net, schedule.prior(noise().to(dtype)), schedule, sampler="euler", nfe=3).dtype
-        == dtype
-    )
+    x = sample(net, schedule.prior(noise().to(dtype)), schedule, sampler="euler", nfe=3)
+    assert x.dtype == dtype
     assert set(seen) == {(dtype, torch.float32)}
 
 

@@ -18,6 +18,7 @@ import sys
 import types
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytorch_lightning as pl
@@ -130,17 +131,8 @@ class Trainer(pl.Trainer):
         """
         if weights_only is not None or self.world_size == 1:
             return super().save_checkpoint(filepath, weights_only, storage_options)
-        with self._alone():
+        with patch.object(self, "alone", True), patch.object(self.strategy, "barrier"):
             return super().save_checkpoint(filepath, weights_only, storage_options)
-
-    @contextlib.contextmanager
-    def _alone(self):
-        self.alone, barrier = True, self.strategy.barrier
-        self.strategy.barrier = lambda *args, **kwargs: None
-        try:
-            yield
-        finally:
-            self.alone, self.strategy.barrier = False, barrier
 
     @property
     def root_gpu(self) -> int | None:
@@ -192,7 +184,7 @@ def _device_ids(gpus: Any) -> list[int] | int:
     if isinstance(gpus, str):
         gpus = [int(part) for part in gpus.split(",") if part.strip()]
     elif isinstance(gpus, int):
-        gpus = [gpus] if gpus == -1 else list(range(gpus))
+        gpus = [gpus] if gpus == -1 else range(gpus)
     return -1 if list(gpus) == [-1] else list(gpus)
 
 
