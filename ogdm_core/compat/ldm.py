@@ -109,40 +109,31 @@ class _Partial(types.ModuleType):
         raise ImportError(f"{self.__name__}.{name} is not here: {self._advice}")
 
 
-def make_grid(images, nrow: int = 8, padding: int = 2, pad_value: float = 0.0) -> torch.Tensor:
-    """One image [3, H, W] of many [N, C, h, w], row by row, with a frame around each.
+def make_grid(images: torch.Tensor, nrow: int = 8, padding: int = 2) -> torch.Tensor:
+    """One image [C, H, W] of many [N, C, h, w], row by row, with a black frame around each.
 
-    Grey images become RGB; a single image ([C, h, w] or N = 1) stays without a frame.
+    Grey images become RGB; a single image (N = 1) stays without a frame.
     """
-    if isinstance(images, list | tuple):
-        images = torch.stack(list(images))
-    images = images[(None,) * (4 - images.dim())]
-    n, channels = images.shape[:2]
-    images = images.expand(-1, max(channels, 3), -1, -1)
+    n, images = len(images), images.expand(-1, max(3, images.shape[1]), -1, -1)
     if n == 1:
         return images[0]
     columns = min(nrow, n)
     rows = -(-n // columns)
-    images = pad(images, (padding, 0, padding, 0, 0, 0, 0, rows * columns - n), value=pad_value)
-    grid = images.unflatten(0, (rows, columns)).permute(2, 0, 3, 1, 4)  # C, rows, h, columns, w
-    return pad(grid.flatten(3).flatten(1, 2), (0, padding, 0, padding), value=pad_value)
+    images = pad(images, (padding, 0, padding, 0, 0, 0, 0, rows * columns - n))
+    grid = images.unflatten(0, (rows, columns)).permute(2, 0, 3, 1, 4)  # 3, rows, h, columns, w
+    return pad(grid.flatten(3).flatten(1, 2), (0, padding, 0, padding))
 
 
-class RandomHorizontalFlip(torch.nn.Module):
-    """Mirrors a PIL image or a tensor [..., H, W] with probability p; one draw of torch's."""
+class RandomHorizontalFlip:
+    """Mirrors a PIL image with probability p, by one draw of torch's."""
 
     def __init__(self, p: float = 0.5):
-        super().__init__()
         self.p = p
 
-    def forward(self, image):
-        if not torch.rand(1) < self.p:
-            return image
-        if isinstance(image, torch.Tensor):
-            return image.flip(-1)
-        from PIL import Image
+    def __call__(self, image):
+        from PIL import ImageOps
 
-        return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        return ImageOps.mirror(image) if torch.rand(1) < self.p else image
 
 
 # ---- torch.load -------------------------------------------------------------------------------

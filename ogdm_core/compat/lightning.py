@@ -205,19 +205,14 @@ def fill_dropped_arguments(owner: Any) -> None:
         if name in vars(owner) or not name.endswith(("_batch_start", "_batch_end", "_epoch_end")):
             continue
         hook = getattr(owner, name)
-        parameters = list(inspect.signature(hook).parameters.values())
-        for last in parameters[-1:]:
-            dropped = last.name in DROPPED and last.default is last.empty
-            if dropped and (last.name == "dataloader_idx" or name.endswith("epoch_end")):
-                setattr(owner, name, _filled(hook, len(parameters), DROPPED[last.name]))
+        for last in [*inspect.signature(hook).parameters.values()][-1:]:
+            if last.name in DROPPED and last.default is last.empty:
+                setattr(owner, name, _filled(hook, DROPPED[last.name]))
 
 
-def _filled(hook, wanted: int, value: Any):
-    @functools.wraps(hook)
-    def call(*args):
-        return hook(*args) if len(args) >= wanted else hook(*args, value)
-
-    return call
+def _filled(hook, value: Any):
+    wanted = len(inspect.signature(hook).parameters)
+    return functools.wraps(hook)(lambda *args: hook(*args, *[value][: wanted - len(args)]))
 
 
 class OldHooks(pl.Callback):
