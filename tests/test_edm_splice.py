@@ -202,6 +202,9 @@ def test_a_state_file_brings_back_the_observer_and_that_the_run_is_a_fine_tune(
     assert again.fine_tuned is fine_tuned
     assert again.resume(state) == (2000, 2) and again.observer.steps == 1
     assert torch.equal(torch.rand(3), noise)
+    again.check(str(tmp_path), nimg=2000)  # upstream may now write its files again
+    with pytest.raises(ValueError, match="ogdm-state-000002.pt is missing"):
+        splice.load_state({}, str(tmp_path / "training-state-000002.pt"))
 
 
 # ---- flags --------------------------------------------------------------------------------------

@@ -200,6 +200,16 @@ def test_edm_resumes_complete_sets_only(tmp_path, fault):
     assert "training-state-000001.pt" in refused.value.message
 
 
+def test_states_of_earlier_versions_keep_no_sizes_and_files_are_looked_at(tmp_path):
+    checkpoint = resume_edm.checkpoint(str(tmp_path), 2000)
+    _write(checkpoint, {})
+    resume.save(f"{tmp_path}/{checkpoint.ours}", {"nimg": 2000})
+    assert checkpoint.read() == {"nimg": 2000}
+    _cut(tmp_path / checkpoint.names[0])
+    with pytest.raises(ValueError, match=r"training-state-000002\.pt is damaged"):
+        checkpoint.read()
+
+
 EDM_OPTIONS = {  # changed option: the words, and whether it is refused or named
     "precond": ({"loss_kwargs": {"class_name": "VPLoss"}}, "loss_kwargs.class_name: EDMLoss", True),
     "network": ({"network_kwargs": {"class_name": "VPPrecond"}}, "network_kwargs.class_name", True),
