@@ -28,6 +28,7 @@ from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
 from pytorch_lightning.loggers.tensorboard import _TENSORBOARD_AVAILABLE
 from pytorch_lightning.utilities import rank_zero_info, rank_zero_only, rank_zero_warn
 from pytorch_lightning.utilities.model_helpers import is_overridden
+from torch.utils._pytree import tree_map_only
 
 from .. import checkpoints
 
@@ -252,15 +253,4 @@ class OldHooks(pl.Callback):
     def on_save_checkpoint(self, trainer, pl_module, checkpoint: dict) -> None:
         """Upstream's scheduler computes in numpy, and torch.load refuses numpy's numbers."""
         for key in ("optimizer_states", "lr_schedulers", "callbacks"):
-            checkpoint[key] = _plain(checkpoint.get(key))
-
-
-def _plain(value: Any) -> Any:
-    """numpy scalars to Python's, in nested dicts and lists; tensors untouched."""
-    if isinstance(value, np.generic):
-        return value.item()
-    if type(value) is dict:
-        return {k: _plain(v) for k, v in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_plain(v) for v in value)
-    return value
+            checkpoint[key] = tree_map_only(np.generic, np.generic.item, checkpoint.get(key))
