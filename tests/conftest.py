@@ -1,5 +1,6 @@
 """Shared fixtures: pristine and patched copies of the upstream codebases. And a plain summary."""
 
+import functools
 import os
 import subprocess
 from collections import Counter
@@ -47,43 +48,33 @@ def submodule():
     return get
 
 
-def _copy(sub: Submodule, destination: Path) -> Path:
-    """Writes the submodule's files, exactly as upstream has them, to `destination`."""
-    if subprocess.run(["git", "-C", sub.path, "diff", "--cached", "--quiet", "HEAD"]).returncode:
-        pytest.fail(f"{sub.label} has staged changes; `git -C {sub.label} reset` unstages them")
-    write = ["checkout-index", "--all", f"--prefix={destination}/"]
-    subprocess.run(["git", "-C", sub.path, *write], check=True)
-    return destination
+def _copies(submodule, folder: Path, patch: bool):
+    """get(name) -> folder with the upstream's files as they are, or with our patches applied."""
+
+    @functools.cache
+    def get(name: str) -> Path:
+        sub = submodule(name)
+        git = ["git", "-C", sub.path]
+        if subprocess.run([*git, "diff", "--cached", "--quiet", "HEAD"]).returncode:
+            pytest.fail(f"{sub.label} has staged changes; `git -C {sub.label} reset` unstages them")
+        subprocess.run([*git, "checkout-index", "--all", f"--prefix={folder / name}/"], check=True)
+        for path, content in sub.results().items() if patch else ():
+            (folder / name / path).write_bytes(content)
+        return folder / name
+
+    return get
 
 
 @pytest.fixture(scope="session")
 def pristine(submodule, tmp_path_factory):
     """pristine(name) -> folder with the untouched upstream codebase `name`."""
-    made = {}
-
-    def get(name: str) -> Path:
-        if name not in made:
-            made[name] = _copy(submodule(name), tmp_path_factory.mktemp("pristine") / name)
-        return made[name]
-
-    return get
+    return _copies(submodule, tmp_path_factory.mktemp("pristine"), patch=False)
 
 
 @pytest.fixture(scope="session")
 def patched(submodule, tmp_path_factory):
     """patched(name) -> folder with the upstream codebase `name`, our patches applied."""
-    made = {}
-
-    def get(name: str) -> Path:
-        if name not in made:
-            sub = submodule(name)
-            copy = _copy(sub, tmp_path_factory.mktemp("patched") / name)
-            for path, content in sub.results().items():
-                (copy / path).write_bytes(content)
-            made[name] = copy
-        return made[name]
-
-    return get
+    return _copies(submodule, tmp_path_factory.mktemp("patched"), patch=True)
 
 
 def pytest_terminal_summary(terminalreporter):

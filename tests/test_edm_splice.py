@@ -91,8 +91,7 @@ def test_dropped_augmentation_labels_cost_one_more_evaluation(projection, more):
     session, net, loss_fn = observed(projection, augment_labels="drop")
     masks = []
     net.drop.register_forward_hook(lambda module, x, y: masks.append(y == 0))
-    images, labels = batch()
-    loss = loss_fn(net=net, images=images, labels=labels, augment_pipe=flip)
+    loss = loss_fn(net, *batch(), augment_pipe=flip)
     before = torch.get_rng_state()
     session.add_emission(loss)
     assert torch.equal(torch.get_rng_state(), before)
@@ -110,8 +109,7 @@ def test_without_augmentation_there_is_no_label_to_drop():
 
 def test_emission_is_added_to_every_pixel_with_weight_gamma():
     session, net, loss_fn = observed(gamma=0.1)
-    images, labels = batch()
-    loss = loss_fn(net=net, images=images, labels=labels, augment_pipe=flip)
+    loss = loss_fn(net, *batch(), augment_pipe=flip)
     more = session.add_emission(loss).sum((1, 2, 3)) - loss.sum((1, 2, 3))
     session.step()
     emission = session.observer.per_sample["emission"]
