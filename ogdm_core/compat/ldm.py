@@ -112,9 +112,11 @@ class _Partial(types.ModuleType):
 def make_grid(images: torch.Tensor, nrow: int = 8, padding: int = 2) -> torch.Tensor:
     """One image [C, H, W] of many [N, C, h, w], row by row, with a black frame around each.
 
-    Grey images become RGB; a single image (N = 1) stays without a frame.
+    Grey images become RGB; a single image ([C, h, w], or N = 1) stays without a frame.
     """
-    n, images = len(images), images.expand(-1, max(3, images.shape[1]), -1, -1)
+    images = images[(None,) * (4 - images.dim())]
+    n, channels = images.shape[:2]
+    images = images.expand(-1, 3 if channels == 1 else channels, -1, -1)
     if n == 1:
         return images[0]
     columns = min(nrow, n)
