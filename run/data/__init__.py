@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from PIL import Image
 
 # An image's file name and how to make it; it is only made if the file does not exist yet.
-Job = tuple[str, Callable[[], "Image.Image"]]
+Picture = tuple[str, Callable[[], "Image.Image"]]
 # Beside the images: how they were made, so that a second run does not mix two ways.
 RECORD = "prepared.json"
 
 
 def write_images(
-    folder: str | Path, jobs: Iterable[Job], expected: int, made: dict[str, str | int]
+    folder: str | Path, pictures: Iterable[Picture], expected: int, made: dict[str, str | int]
 ) -> int:
     """Writes the images as PNG files into `folder`, with a progress bar; returns how many are new.
 
@@ -52,7 +52,7 @@ def write_images(
     write_json(record, made)
     there = {entry.name for entry in os.scandir(folder)}
     new = 0
-    for name, make in track(jobs, description=str(made["dataset"]), total=expected):
+    for name, make in track(pictures, description=str(made["dataset"]), total=expected):
         if name not in there:
             with whole(folder / name, sync=False) as file:
                 make().save(file, format="PNG")

@@ -14,7 +14,7 @@ import io
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from . import Job, download, reader, write_images
+from . import Picture, download, reader, write_images
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -44,7 +44,9 @@ def crop(image: Image.Image, kind: str = "ddim", size: int = 64) -> Image.Image:
     return image.convert("RGB").crop(box).resize((size, size), Resampling[resample])
 
 
-def jobs(read: Callable[[str], bytes], numbers: range, kind: str, size: int) -> Iterator[Job]:
+def pictures(
+    read: Callable[[str], bytes], numbers: range, kind: str, size: int
+) -> Iterator[Picture]:
     """Names and images, in the order of their numbers."""
     from ogdm_core.trainer.images import open_image
 
@@ -73,4 +75,4 @@ def run(args: argparse.Namespace) -> None:
     numbers = SPLITS[args.split][: args.first]
     read = reader(args.source, ARCHIVE, FOLDER)
     made = {"dataset": "CelebA", "split": args.split, "crop": args.crop, "size": args.size}
-    write_images(args.folder, jobs(read, numbers, args.crop, args.size), len(numbers), made)
+    write_images(args.folder, pictures(read, numbers, args.crop, args.size), len(numbers), made)

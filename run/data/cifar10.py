@@ -11,7 +11,7 @@ import io
 import pickle
 from collections.abc import Callable, Iterator
 
-from . import Job, download, reader, write_images
+from . import Picture, download, reader, write_images
 
 CLASSES = (
     "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
@@ -40,7 +40,7 @@ class _ArraysOnly(pickle.Unpickler):
         return super().find_class(module, name)
 
 
-def jobs(read: Callable[[str], bytes], split: str = "train") -> Iterator[Job]:
+def pictures(read: Callable[[str], bytes], split: str = "train") -> Iterator[Picture]:
     """Names and images, in the archive's order."""
     import numpy as np
     from PIL import Image
@@ -72,5 +72,5 @@ def run(args: argparse.Namespace) -> None:
     if args.download:
         download("CIFAR10", args.source)
     expected = COUNT[args.split] if args.expect is None else args.expect
-    images = jobs(reader(args.source, ARCHIVE, FOLDER), args.split)
+    images = pictures(reader(args.source, ARCHIVE, FOLDER), args.split)
     write_images(args.folder, images, expected, {"dataset": "CIFAR-10", "split": args.split})

@@ -7,13 +7,14 @@ The central square, scaled with a bicubic filter. Can be stopped and started aga
 
 from __future__ import annotations
 
-import argparse
 import sys
+from functools import partial
 from pathlib import Path
 
 from PIL import Image
 
-from run.data import Job, write_images
+from ogdm_core.flags import Parser
+from run.data import write_images
 
 LIST = "church_outdoor_train.txt"
 
@@ -32,27 +33,21 @@ def write_reference(lsun: Path, folder: Path, size: int) -> None:
     if not (lsun / LIST).is_file():
         raise ValueError(f"{lsun} has no {LIST}; run/prepare_data.sh lsun writes it")
     names = (lsun / LIST).read_text().splitlines()
-
-    def job(number: int, name: str) -> Job:
-        return f"{number:06d}.png", lambda: crop(lsun / "churches" / name, size)
-
-    jobs = (job(number, name) for number, name in enumerate(names))
-    write_images(
-        folder, jobs, len(names), {"dataset": "LSUN church, central squares", "size": size}
+    pictures = (
+        (f"{number:06d}.png", partial(crop, lsun / "churches" / name, size))
+        for number, name in enumerate(names)
     )
+    made = {"dataset": "LSUN church, central squares", "size": size}
+    write_images(folder, pictures, len(names), made)
 
 
 def main(argv: list[str] | None = None) -> None:
     """Writes the folder of reference images."""
-    parser = argparse.ArgumentParser(
-        prog="python -m run.tables.reference",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("lsun", type=Path, help="the folder that run/prepare_data.sh lsun wrote")
-    parser.add_argument("folder", type=Path, help="where the images go")
-    parser.add_argument("--size", type=int, default=256, help="default: %(default)s")
-    args = parser.parse_args(argv)
+    p = Parser(prog="python -m run.tables.reference", description=__doc__)
+    p.add_argument("lsun", type=Path, help="the folder that run/prepare_data.sh lsun wrote")
+    p.add_argument("folder", type=Path, help="where the images go")
+    p.add_argument("--size", type=int, default=256, help="default: %(default)s")
+    args = p.parse_args(argv)
     try:
         write_reference(args.lsun, args.folder, args.size)
     except (ValueError, OSError) as error:
