@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from run.train.commands import LDM_BASE, LDM_FINETUNE, ogdm_flags
-from run.train.presets import PRESETS, Preset
+from run.train.presets import Preset
 
 from . import paper
 from .scale import CLASSIFIER, Scale
 
 HERE = Path(__file__).parent
+TABLES = (1, 2, 3, 9)
 BASELINES = HERE / "baselines"  # DATA-NETWORK.safetensors, as run.tables.baselines packs them
 NFES = {"euler": (25, 10, 5), "heun": (25, 11), "s-pndm": (25, 10),
         "f-pndm": (25, 20), "stochastic": (50, 25, 10)}  # fmt: skip
@@ -68,9 +69,8 @@ class Cpu(Scale):
     """Fine-tunes and their controls."""
 
     def table(self, number: int) -> paper.Table:
-        return with_controls(paper.table(number)) if number in (1, 2, 3, 9) else paper.Table(
-            number, paper.CAPTIONS[number], ()
-        )  # fmt: skip
+        table = paper.table(number)
+        return paper.with_controls(table, NFES) if number in TABLES else replace(table, rows=())
 
     def preset(self, preset: Preset) -> Preset:
         tuned = NETWORKS[network(preset)]
@@ -103,36 +103,6 @@ class Cpu(Scale):
     def shipped(self, preset: Preset) -> Path | None:
         file = BASELINES / f"{self.data}-{network(preset)}.safetensors"
         return file if preset.training == "baseline" and file.is_file() else None
-
-
-def with_controls(table: paper.Table) -> paper.Table:
-    """The table's fine-tunes, each below its control; the paper's numbers are its baseline's.
-
-    Where a table has a training from scratch only (Table 9), its fine-tune takes that one's place.
-    """
-    rows = []
-    tuned = {(c.dataset, c.backbone, c.sampler) for c in table.rows if c.training == "finetune"}
-    for name in table.names:
-        cells = {cell.nfe: cell for cell in table.select(name)}
-        first = next(iter(cells.values()))
-        place = (first.dataset, first.backbone, first.sampler)
-        scratch = first.training == "scratch"
-        if first.dataset == "celeba64" or not first.k or (scratch and place in tuned):
-            continue
-        preset = PRESETS[first.preset + "-ft" * scratch]
-        before = {c.nfe: c for c in table.rows if c.preset == preset.baseline
-                  and c.sampler == first.sampler}  # fmt: skip
-        control = name.replace("ogdm-ft", "ogdm").replace("ogdm", "control")
-        for row, method, of, paper_cells in (
-            (control, "control", preset.control.name, before),
-            (name, "OGDM", preset.name, cells),
-        ):
-            empty = replace(first, fid_text=None, recall_text=None, steps=None)
-            rows += [
-                replace(paper_cells.get(nfe, empty), row=row, method=method, preset=of, nfe=nfe)
-                for nfe in NFES[first.sampler]
-            ]
-    return paper.Table(table.number, table.caption, tuple(rows))
 
 
 TITLE = (

@@ -1,19 +1,21 @@
 """The numbers that the paper reports, Tables 1, 2, 3, 4, 7, 8 and 9, one `data/tableN.csv` each.
 
 A line of a file is one cell of the paper: one experiment at one number of network evaluations. It
-holds the digits as printed; `Row` adds what Table 5 says about the training (through its preset)
-and Table 6 about the sampling. Tables 5 and 6 themselves are `run.train.presets`.
+holds the digits as printed; `Row.trained_by` is what Table 5 says about the training. Tables 5 and
+6 themselves are `run.train.presets`.
 """
 
 from __future__ import annotations
 
 import csv
 import difflib
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-from run.train.presets import DISCRETISATION, Preset, get_preset
+from run.train.presets import Preset, get_preset
 
 CAPTIONS = {
     1: "FID and recall over NFE: Euler projection, Euler sampler",
@@ -59,29 +61,6 @@ class Row:
     @property
     def trained_by(self) -> Preset | None:
         return get_preset(self.preset) if self.preset else None
-
-    @property
-    def training(self) -> str | None:
-        """baseline | scratch | finetune."""
-        return self.trained_by.training if self.trained_by else None
-
-    @property
-    def projection(self) -> str | None:
-        """euler | heun, None for a baseline."""
-        return self.trained_by.projection if self.trained_by else None
-
-    @property
-    def k(self) -> float | None:
-        return self.trained_by.k if self.trained_by else None
-
-    @property
-    def gamma(self) -> float | None:
-        return self.trained_by.gamma if self.trained_by else None
-
-    @property
-    def discretisation(self) -> str | None:
-        """Table 6's: linear | quadratic | karras; None where that table is silent."""
-        return DISCRETISATION.get((self.dataset, self.backbone), {}).get(self.sampler)
 
 
 @dataclass(frozen=True)
@@ -132,19 +111,37 @@ def table(number: int) -> Table:
 
 def _row(line: dict[str, str]) -> Row:
     """A line of the file; empty is None, and `yes` is true."""
-    return Row(
-        row=line["row"],
-        dataset=line["dataset"],
-        backbone=line["backbone"] or None,
-        conditional=line["conditional"] == "yes",
-        method=line["method"],
-        preset=line["preset"] or None,
-        sampler=line["sampler"] or None,
-        steps=int(line["steps"]) if line["steps"] else None,
-        nfe=int(line["nfe"]),
-        fid_text=line["fid"] or None,
-        fid_best=line["fid_best"] == "yes",
-        recall_text=line["recall"] or None,
-        recall_best=line["recall_best"] == "yes",
-        source=line["source"],
-    )
+    plain = {"": None, "yes": True, "no": False}
+    cell: dict[str, Any] = {name: plain.get(text, text) for name, text in line.items()}
+    cell |= {name: int(cell[name]) for name in ("steps", "nfe") if cell[name]}
+    return Row(fid_text=cell.pop("fid"), recall_text=cell.pop("recall"), **cell)
+
+
+def with_controls(table: Table, nfes: Mapping[str, Sequence[int]]) -> Table:
+    """The table's fine-tunes, each below its control, at these NFEs of its sampler.
+
+    A control has the numbers of the paper's baseline. Where a table has a training from scratch
+    only (Table 9), its fine-tune takes that one's place. CelebA is left out.
+    """
+    rows = []
+    tuned = {(c.dataset, c.backbone, c.sampler) for c in table.rows
+             if c.trained_by.training == "finetune"}  # fmt: skip
+    for name in table.names:
+        cells = {cell.nfe: cell for cell in table.select(name)}
+        first = next(iter(cells.values()))
+        preset, place = first.trained_by, (first.dataset, first.backbone, first.sampler)
+        scratch = preset.training == "scratch"
+        if not preset.ogdm or first.dataset == "celeba64" or (scratch and place in tuned):
+            continue
+        preset = get_preset(preset.name + "-ft" * scratch)
+        before = {c.nfe: c for c in table.rows if c.preset == preset.baseline
+                  and c.sampler == first.sampler}  # fmt: skip
+        control = name.replace("ogdm-ft", "ogdm").replace("ogdm", "control")
+        empty = replace(first, fid_text=None, recall_text=None, steps=None)
+        for row, method, trained_by, theirs in (
+            (control, "control", preset.control.name, before),
+            (name, "OGDM", preset.name, cells),
+        ):
+            rows += [replace(theirs.get(nfe, empty), row=row, method=method, preset=trained_by,
+                             nfe=nfe) for nfe in nfes[first.sampler]]  # fmt: skip
+    return Table(table.number, table.caption, tuple(rows))

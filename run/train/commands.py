@@ -326,9 +326,6 @@ def newest(folder: Path, pattern: str, whole: bool = False) -> Path | None:
 
 # ---- sampling -----------------------------------------------------------------------------------
 
-# What sampling leaves in its folder: the images, and files that are no longer wanted then.
-SAMPLES = {"adm": "samples_*.npz", "edm": "samples.npz", "ldm": "samples.npz"}
-
 
 def sample(
     preset: Preset, model: str, out: Path, sampler: str, nfe: int, images: int = 50_000,
