@@ -108,6 +108,20 @@ def test_a_failed_job_stops_its_row_is_named_and_tried_again(tmp_path):
     assert not list(tmp_path.glob("stages/*/state.json"))
 
 
+def test_the_time_left_is_told_once_every_kind_has_run(tmp_path):
+    rows = table(tmp_path)
+    jobs = chain(score for row in rows for score in row.scores.values())
+    plan = json.loads(write_plan(tmp_path, "x", jobs, lambda job: {}, 2).read_text())
+    assert worker.seconds_left(plan) == 0
+    seconds = {"digits.data": 1, "a.train": 30, "a.sample": 4, "a.score": 2}
+    for made in jobs:
+        if made.name in seconds:
+            made.folder.mkdir(parents=True)
+            made.marker.write_text(json.dumps({"seconds": seconds[made.name]}))
+    assert worker.seconds_left(plan) == (30 + 4 + 2) / 2
+    assert worker.seconds_left(plan | {"at_a_time": 0}) == 0
+
+
 def alone(rows: list, out: Path) -> list[str]:
     """The arguments of run.tables.worker for the last job of `rows`, whose needs have none."""
     (goal,) = rows[-1].scores.values()

@@ -159,15 +159,19 @@ def read_json(file: Path) -> dict:
     return found if isinstance(found, dict) else {}
 
 
-def write_plan(out: Path, name: str, pending: list[Job], resources: Callable[[Job], dict]) -> Path:
+def write_plan(
+    out: Path, name: str, pending: list[Job], resources: Callable[[Job], dict], at_a_time: int = 0
+) -> Path:
     """Writes what the Snakefile reads: every job that is to be done; returns the file.
 
+    at_a_time   how many run side by side, 0 if that is not known
     Its name ends in a hash of it: jobs that wait in a cluster's queue find the plan they belong to.
     """
     jobs = {job.folder.name: job.to_json() | {"resources": resources(job)} for job in pending}
     for job in jobs.values():
         job["needs"] = [need for need in job["needs"] if need in jobs]
-    text = json.dumps({"name": name, "jobs": jobs}, indent=1, default=str) + "\n"
+    plan = {"name": name, "at_a_time": at_a_time, "jobs": jobs}
+    text = json.dumps(plan, indent=1, default=str) + "\n"
     path = out / "plans" / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:10]}.json"
     write_text(path, text)
     return path

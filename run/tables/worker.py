@@ -20,11 +20,14 @@ import time
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from ogdm_core.files import write_json
 from run.provenance import commit, versions
 from run.train.commands import Command, Engine, newest, resumed
+
+from .jobs import read_json
 
 PACKAGES = ("torch", "numpy", "scipy", "pytorch-lightning", "mpi4py", "torch-fidelity", "snakemake")
 # Snakemake has started us by srun, as one task. Seeing Slurm, mpiexec would call srun for its
@@ -41,8 +44,9 @@ class Failed(Exception):
 
 def main(argv: list[str] | None = None) -> int:
     """Exit status 0 once the job is done, by this process or by another one."""
-    plan, name = argv or sys.argv[1:]
-    job = json.loads(Path(plan).read_text())["jobs"][name]
+    file, name = argv or sys.argv[1:]
+    plan = json.loads(Path(file).read_text())
+    job = plan["jobs"][name]
     folder = Path(job["folder"])
     folder.mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as a cluster ends a job
@@ -62,7 +66,23 @@ def main(argv: list[str] | None = None) -> int:
         except KeyboardInterrupt:
             note(folder, status="stopped", reason="stopped by a signal")
             return 130
+    if seconds := seconds_left(plan):
+        print(f"about {seconds / 60:.0f} min left", file=sys.stderr)
     return 0
+
+
+def seconds_left(plan: dict[str, Any]) -> float:
+    """By the mean time of each kind's jobs so far; 0 where a kind has none, or nothing is left."""
+    times: dict[str, list[float]] = {}
+    left = []
+    for job in plan["jobs"].values():
+        if record := read_json(Path(job["folder"]) / "done.json"):
+            times.setdefault(job["kind"], []).append(record.get("seconds", 0.0))
+        else:
+            left.append(job["kind"])
+    if not plan.get("at_a_time") or not set(left) <= times.keys():
+        return 0.0
+    return sum(fmean(times[kind]) for kind in left) / plan["at_a_time"]
 
 
 def run(job: dict[str, Any], folder: Path, lock: int) -> None:

@@ -31,7 +31,7 @@ def workflow(
         return 0
     for job in pending:
         job.marker.unlink(missing_ok=True)  # of an output that is gone
-    plan = write_plan(out, name, pending, resources)
+    plan = write_plan(out, name, pending, resources, 0 if slurm or native else jobs)
     where = ["--profile", str(HERE / "slurm")] if slurm else ["--cores", str(jobs)]
     command = [
         sys.executable, "-m", "snakemake", "--snakefile", str(HERE / "Snakefile"),
