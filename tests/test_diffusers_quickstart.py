@@ -128,7 +128,7 @@ def test_ctrl_c_lets_the_trainings_save_and_the_same_command_continues(tmp_path)
     _, said = child.communicate(timeout=120)
     assert child.returncode == 130 and "the same command continues" in said
     (checkpoint,) = tmp_path.glob("runs/ogdm-*/checkpoint.pt")
-    assert 50 <= torch.load(checkpoint, weights_only=True)["step"] < 400
+    assert 0 < torch.load(checkpoint, weights_only=True)["step"] < 400
 
 
 @pytest.mark.parametrize("flags", [["--steps", "0"], ["--samples", "9"], ["--seeds", "a"]])
