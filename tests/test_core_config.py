@@ -70,24 +70,35 @@ def parser():
 @pytest.fixture
 def click_main():
     click = pytest.importorskip("click")
-    seen = []
 
     @click.command()
     @flags.click_options
     def main(**kwargs):
-        seen.append(kwargs)
+        main.seen = kwargs
 
-    main.seen = seen
     return main
 
 
-@pytest.fixture
-def run_click(click_main):
+@pytest.fixture(params=["argparse", "click"])  # diffusers' and ADM's style, EDM's style
+def parse(request, capsys):
+    """parse(words...) gives the flags as a mapping, or the text that refuses them."""
+    if request.param == "argparse":
+        parser = request.getfixturevalue("parser")
+
+        def run(*argv):
+            try:
+                return vars(parser.parse_args(argv))
+            except SystemExit:
+                return capsys.readouterr().err
+
+        return run
     from click.testing import CliRunner
 
+    main = request.getfixturevalue("click_main")
+
     def run(*argv):
-        result = CliRunner().invoke(click_main, list(argv))
-        return click_main.seen.pop() if result.exit_code == 0 else result.output
+        result = CliRunner().invoke(main, list(argv))
+        return main.seen if result.exit_code == 0 else " ".join(result.output.split())
 
     return run
 
@@ -130,53 +141,48 @@ def test_to_dict_survives_json_and_comes_back():
     assert OGDMConfig.from_mapping(json.loads(json.dumps(config.to_dict()))) == config
 
 
-# ---------------------------------------------------------------- argparse (diffusers' style)
+# ---------------------------------------------------------------- flags, in both styles
 
 
-def test_argparse_off_by_default_and_defaults_are_the_dataclass(parser):
-    assert flags.from_args(parser.parse_args([])) is None
-    assert flags.from_args(parser.parse_args(["--ogdm"])) == DEFAULT
+@pytest.mark.parametrize("argv", [[], ["--ogdm=0"], ["--ogdm=False"], ["--ogdm=no"]])
+def test_off_by_default(parse, argv):
+    assert flags.from_args(parse(*argv)) is None
+
+
+def test_flags_without_the_switch_are_named(parse):
+    with pytest.warns(UserWarning, match="--ogdm-k: no effect without --ogdm"):
+        assert flags.from_args(parse("--ogdm", "false", "--ogdm-k", "0.3")) is None
 
 
 @pytest.mark.parametrize("argv", [["--ogdm"], ["--ogdm", "True"], ["--ogdm=1"], ["--ogdm", "on"]])
-def test_argparse_switch_on(parser, argv):
-    assert flags.from_args(parser.parse_args(argv)) == DEFAULT
-
-
-@pytest.mark.parametrize("argv", [["--ogdm", "False"], ["--ogdm=0"], ["--ogdm", "no"]])
-def test_argparse_switch_off(parser, argv):
-    with pytest.warns(UserWarning, match="--ogdm-k: no effect without --ogdm"):
-        assert flags.from_args(parser.parse_args([*argv, "--ogdm-k", "0.3"])) is None
+def test_the_switch_gives_the_dataclass(parse, argv):
+    assert flags.from_args(parse(*argv)) == DEFAULT
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("spelling", ["dashes", "underscores"])
-def test_argparse_takes_every_setting(parser, name, spelling):
+def test_every_setting_is_taken(parse, name, spelling):
     text, value = OTHER[name]
     given = flag(name) if spelling == "dashes" else f"--ogdm_{name}"
-    config = flags.from_args(parser.parse_args(["--ogdm", given, text]))
-    assert config == OGDMConfig(**{name: value}) != DEFAULT
+    assert flags.from_args(parse("--ogdm", given, text)) == OGDMConfig(**{name: value}) != DEFAULT
 
 
-def test_argparse_switch_needs_no_value(parser):
-    assert flags.from_args(parser.parse_args(["--ogdm", "--ogdm-fused"])).fused
+def test_a_switch_before_another_flag_swallows_nothing(parse):
+    config = flags.from_args(parse("--ogdm", "--ogdm-fused", "--ogdm-k", "0.3"))
+    assert config == OGDMConfig(fused=True, k=0.3)
 
 
 @pytest.mark.parametrize(("name", "value", "allowed"), [b for b in BAD if b[1] is not True])
-def test_argparse_refuses_bad_values_at_once(parser, capsys, name, value, allowed):
+def test_bad_values_are_refused_at_once(parse, name, value, allowed):
     text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-    with pytest.raises(SystemExit):
-        parser.parse_args([f"{flag(name)}={text}"])
-    message = capsys.readouterr().err
+    message = parse(f"{flag(name)}={text}")
     assert flag(name) in message and repr(text) in message
     assert allowed.replace("\\", "") in message
 
 
-def test_argparse_explains_a_bad_switch(parser, capsys):
-    with pytest.raises(SystemExit):
-        parser.parse_args(["--ogdm=perhaps"])
-    message = capsys.readouterr().err
-    assert all(part in message for part in ("--ogdm", "'perhaps'", "true or false"))
+def test_a_bad_switch_is_explained(parse):
+    message = parse("--ogdm=perhaps")
+    assert all(part in message for part in ("--ogdm", "'perhaps'"))
 
 
 def test_parsed_flags_may_be_a_dict_with_other_flags_in_it():
@@ -197,49 +203,14 @@ def test_flags_written_out_are_read_back(parser, name):
     assert flags.from_args(parser.parse_args(argv), "diffusers") == config
 
 
-# ---------------------------------------------------------------- click (EDM's style)
-
-
-def test_click_off_by_default_and_defaults_are_the_dataclass(run_click):
-    assert flags.from_args(run_click()) is None
-    assert flags.from_args(run_click("--ogdm")) == DEFAULT
-
-
-@pytest.mark.parametrize(("text", "on"), [("True", True), ("1", True), ("0", False)])
-def test_click_switch_takes_a_value_too(run_click, text, on):
-    assert (flags.from_args(run_click(f"--ogdm={text}")) is not None) == on
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("spelling", ["dashes", "underscores"])
-def test_click_takes_every_setting(run_click, name, spelling):
-    text, value = OTHER[name]
-    given = flag(name) if spelling == "dashes" else f"--ogdm_{name}"
-    assert flags.from_args(run_click("--ogdm", f"{given}={text}")) == OGDMConfig(**{name: value})
-
-
-def test_click_switch_before_another_flag_swallows_nothing(run_click):
-    config = flags.from_args(run_click("--ogdm", "--ogdm-fused", "--ogdm-k", "0.3"))
-    assert config == OGDMConfig(fused=True, k=0.3)
-
-
-@pytest.mark.parametrize(("name", "value", "allowed"), [b for b in BAD if b[1] is not True])
-def test_click_refuses_bad_values_at_once(run_click, name, value, allowed):
-    text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-    message = " ".join(run_click(f"{flag(name)}={text}").split())
-    assert flag(name) in message and repr(text) in message
-    assert allowed.replace("\\", "") in message
-
-
 # ---------------------------------------------------------------- all styles are one
 
 
-def test_names_help_and_defaults_are_the_same_everywhere(parser, click_main, run_click):
+def test_names_help_and_defaults_are_the_same_everywhere(parser, click_main):
     actions = {a.dest: a for a in parser._actions if a.dest.startswith("ogdm")}
     options = {o.name: o for o in click_main.params}
     names = ["ogdm", "ogdm_recipe", *(f"ogdm_{name}" for name in NAMES)]
     assert list(actions) == list(options) == names
-    assert run_click() == vars(parser.parse_args([]))
     for dest in actions:
         assert actions[dest].help == options[dest].help
         assert actions[dest].metavar == options[dest].metavar
@@ -261,23 +232,17 @@ def test_help_lists_every_flag(parser, click_main):
 
 
 @pytest.mark.parametrize(("backbone", "r1", "d_lr"), [("adm", 0.25, 1e-4), ("edm", 1.0, 1e-3)])
-def test_the_release_recipe_sets_defaults_and_every_flag_wins(
-    parser, run_click, backbone, r1, d_lr
-):
+def test_the_release_recipe_sets_defaults_and_every_flag_wins(parse, backbone, r1, d_lr):
     release = OGDMConfig(adversarial="hinge", r1=r1, r1_every=1, d_lr=d_lr, d_mapping_lr=0.01,
                          augment_labels="drop" if backbone == "edm" else "keep")  # fmt: skip
     argv = ["--ogdm", "--ogdm-recipe", "release"]
-    for parse in (parser.parse_args, lambda argv: run_click(*argv)):
-        assert flags.from_args(parse(argv), backbone) == release
-        won = flags.from_args(
-            parse([*argv, "--ogdm-r1", "0.01", "--ogdm-r1-every", "16"]), backbone
-        )
-        assert won == replace(release, r1=0.01, r1_every=16)
-        assert flags.from_args(parse(["--ogdm", "--ogdm-recipe", "ours"]), backbone) == DEFAULT
+    assert flags.from_args(parse(*argv), backbone) == release
+    won = flags.from_args(parse(*argv, "--ogdm-r1", "0.01", "--ogdm-r1-every", "16"), backbone)
+    assert won == replace(release, r1=0.01, r1_every=16)
+    assert flags.from_args(parse("--ogdm", "--ogdm-recipe", "ours"), backbone) == DEFAULT
     mapping = {"recipe": "release", "adversarial": "nonsaturating"}
-    assert OGDMConfig.from_mapping(mapping, backbone) == replace(
-        release, adversarial="nonsaturating"
-    )
+    expected = replace(release, adversarial="nonsaturating")
+    assert OGDMConfig.from_mapping(mapping, backbone) == expected
 
 
 def test_the_trainer_for_diffusers_models_has_defaults_of_its_own(parser):

@@ -29,12 +29,7 @@ def parser() -> argparse.ArgumentParser:
     add("--model", help="folder in diffusers' format, or a hub name; absent: from scratch")
     add("--channels", default="24,32", help="U-Net width per level, from scratch (default: 24,32)")
     add("--layers", type=count, default=1, help="blocks per level, from scratch (default: 1)")
-    add(
-        "--norm-groups",
-        type=count,
-        default=8,
-        help="groups of its norms, from scratch (default: 8)",
-    )
+    add("--norm-groups", type=count, default=8, help="of its norms, from scratch (default: 8)")
     add("--attention", type=number(int, 0), default=0, metavar="SIZE",
         help="attention at this image size and below, from scratch "
         "(default: in the middle only)")  # fmt: skip

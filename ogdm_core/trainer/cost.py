@@ -18,10 +18,7 @@ from ..config import OGDMConfig
 from ..discriminator import KINDS
 
 # A light D of full width gains more than the paper's at a sixteenth (docs/quickstart.md).
-CANDIDATES = [
-    *(("paper", width) for width in (1.0, 0.75, 0.5, 0.25)),
-    *(("light", width) for width in (1.0, 0.75, 0.5, 0.25)),
-]
+CANDIDATES = [(kind, width) for kind in ("paper", "light") for width in (1.0, 0.75, 0.5, 0.25)]
 
 
 def choose_d(config: OGDMConfig, unet: Any, classes: int) -> tuple[OGDMConfig, str]:
