@@ -10,8 +10,8 @@ from typing import TextIO
 class Progress:
     """Lines such as `step 20/100  loss 0.1  3.2/s, 25 s left`.
 
-    On a terminal one line is written over again. Elsewhere there is a line per `every` seconds,
-    none for a shorter loop, and one whenever the caller asks.
+    On a terminal one line is written over again. Elsewhere there is a line whenever the caller
+    asks, and `every` seconds (later: a tenth of the time so far) after the last one.
     """
 
     def __init__(
@@ -30,10 +30,10 @@ class Progress:
         self.shown = self.unfinished = False
 
     def update(self, done: int, note: str | None = None, show: bool = False) -> None:
-        """`done` of the total; a note stays until the next one."""
-        self.note = self.note if note is None else note
+        """`done` of the total; on a terminal a note stays until the next one."""
+        self.note = note or (self.note if self.terminal else "")
         now = time.monotonic()
-        wait = 0.1 if self.terminal else self.every
+        wait = 0.1 if self.terminal else max(self.every, (now - self.start) / 10)
         last = self.shown and done == self.total
         if self.quiet or not (show or last or now - self.last >= wait):
             return
