@@ -429,15 +429,6 @@ def test_a_dry_run_prints_commands_and_what_stands_in_the_way(options, capsys):
     assert not options.out.exists()
 
 
-@pytest.mark.parametrize("number", cli.REPRODUCED)
-def test_the_script_documents_every_option_under_each_of_its_names(number):
-    script = ROOT / "run" / f"reproduce_table{number}.sh"
-    shown = subprocess.run([script, "--help"], capture_output=True, text=True).stdout
-    flags = {flag for action in cli.parser()._actions for flag in action.option_strings}
-    assert [flag for flag in flags - {"-h", "--help"} if flag not in shown] == []
-    assert script.name in shown
-
-
 # ---- cost ---------------------------------------------------------------------------------------
 
 STEPS = {"train": {"none": 0.01, "euler": 0.02}, "evaluate": 0.001, "encode": 0, "decode": 0,

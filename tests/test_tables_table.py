@@ -161,7 +161,7 @@ def test_each_fine_tune_stands_below_its_control_with_mean_spread_and_change(com
     assert "not Inception" in compared["title"] and compared["seeds"] == [0, 1, 2]
     files = table.write_all(compared, options.out)
     markdown, rows = files[2].read_text(), list(csv.DictReader(files[1].open()))
-    assert f"| {cell['fid']:.3f} ± {cell['fid_sd']:.3f} / " in markdown
+    assert f"| {cell['fid']:.2f} ± {cell['fid_sd']:.2f} / " in markdown
     assert f"{ten['change']:+.0f} % (-26 %)" in markdown and "lsun-church-ldm-ogdm-ft" in markdown
     assert [row["seeds"] for row in rows[:1]] == ["3"] and float(rows[4]["change"])
     assert files[4].stat().st_size > 10_000

@@ -207,14 +207,20 @@ def test_errors_say_what_to_do(argv, message, capsys):
 
 @pytest.mark.parametrize(
     ("words", "status", "said"),
-    [("--help", 0, "--rendezvous"), ("cifar10-adm-baseline", 2, "error: --data: give the images")],
+    [
+        ("train --help", 0, "--rendezvous"),
+        ("train cifar10-adm-baseline", 2, "error: --data: give the images"),
+        ("reproduce_table9 --help", 0, "--third-party"),
+        ("reproduce_table1 --scale cpu --nfes ten", 2, "--nfes: ten is not allowed"),
+        ("reproduce_table4 --rows x", 2, "unrecognized arguments: --rows x"),
+    ],
 )
-def test_the_script_shows_its_help_and_refuses_before_it_installs(words, status, said, tmp_path):
-    """With a Python that has no package at all, and nothing that could install one."""
+def test_scripts_show_their_help_and_refuse_before_they_install(words, status, said, tmp_path):
+    """With a Python that has no package at all."""
+    script, *argv = words.split()
     env = os.environ | {"OGDM_PYTHON": sys._base_executable, "PYTHONPATH": str(tmp_path)}
-    done = subprocess.run(
-        [ROOT / "run" / "train.sh", words], env=env, capture_output=True, text=True
-    )
+    command = [ROOT / "run" / f"{script}.sh", *argv]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
     assert done.returncode == status and said in done.stdout + done.stderr
 
 

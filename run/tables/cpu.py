@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from run.train.commands import LDM_BASE, LDM_FINETUNE, ogdm_flags
+from run.train.commands import ogdm_flags
 from run.train.presets import Preset
 
 from . import paper
@@ -85,13 +85,11 @@ class Cpu(Scale):
         if backbone == "adm":
             more["--image_size"] = self.size
         if backbone == "ldm":
-            tuned_config = [str(LDM_FINETUNE)] if preset.training == "finetune" else []
-            more["--base"] = (LDM_BASE, *tuned_config, str(HERE / "cpu_ldm.yaml"))
+            more |= self.ldm_configs(preset, init, HERE / "cpu_ldm.yaml")
             more |= {f"model.params{part}.image_size": self.size
                      for part in ("", ".unet_config.params")}  # fmt: skip
             more |= {f"data.params.{part}.params.size": self.size
                      for part in ("train", "validation")}  # fmt: skip
-            more |= {} if init else {"model.params.ckpt_path": "null"}
         ogdm = tuned.ogdm | {"seed": seed} if preset.ogdm else {}
         return more | ogdm_flags(backbone, ogdm)
 

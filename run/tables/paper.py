@@ -8,7 +8,6 @@ holds the digits as printed; `Row.trained_by` is what Table 5 says about the tra
 from __future__ import annotations
 
 import csv
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -82,12 +81,11 @@ class Table:
         return tuple(dict.fromkeys(row.nfe for row in self.rows))
 
     def select(self, name: str) -> tuple[Row, ...]:
-        """One experiment's cells; the error lists names close to an unknown one."""
+        """One experiment's cells."""
         found = tuple(row for row in self.rows if row.row == name)
         if not found:
-            near = difflib.get_close_matches(name, self.names, 5, 0.4) or self.names
             raise ValueError(
-                f"Table {self.number} has no row {name!r}; did you mean {', '.join(near)}?"
+                f"Table {self.number} has no row {name!r}, but {', '.join(self.names)}"
             )
         return found
 

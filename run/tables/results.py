@@ -69,8 +69,8 @@ def papers(number: int, rows: list[dict[str, Any]]) -> list[str]:
         cells = {c.nfe: c for c in theirs.rows
                  if of in (c.row, c.preset) and c.sampler == row["sampler"]}  # fmt: skip
         first = next(iter(cells.values()))
-        both = [(c.fid_text, c.recall_text) if c else None for c in map(cells.get, theirs.nfes)]
-        texts = [" / ".join(pair) if pair and all(pair) else table.OPEN for pair in both]
+        found_cells = [cells.get(nfe) for nfe in theirs.nfes]
+        texts = [table.pair(c and c.fid_text, c and c.recall_text) for c in found_cells]
         found.append([table.dataset_of(first), table.method_of({"rows": rows}, row | {
             "method": first.method}), *texts])  # fmt: skip
     return table.aligned(found)

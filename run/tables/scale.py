@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from run.train.commands import LDM_BASE, LDM_FINETUNE
 from run.train.presets import Preset
 
 from . import paper
@@ -57,6 +58,12 @@ class Scale:
     def training(self, preset: Preset, init: str, seed: int) -> dict[str, Any]:
         """Native flags in place of the preset's, for a training that starts from `init`."""
         return {}
+
+    def ldm_configs(self, preset: Preset, init: str, own: Path) -> dict[str, Any]:
+        """latent-diffusion's configs: upstream's, the fine-tune's, and `own` in the end."""
+        tuned = [str(LDM_FINETUNE)] if preset.training == "finetune" else []
+        start = {} if init else {"model.params.ckpt_path": "null"}
+        return {"--base": (LDM_BASE, *tuned, str(own)), **start}
 
     def sampling(self, preset: Preset, images: int) -> dict[str, Any]:
         """Native flags in place of the preset's."""

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from run.train.commands import LDM_BASE, LDM_FINETUNE, ogdm_flags
+from run.train.commands import ogdm_flags
 from run.train.presets import Preset
 
 from .scale import Scale
@@ -39,9 +39,7 @@ class Smoke(Scale):
     def training(self, preset: Preset, init: str, seed: int) -> dict[str, Any]:
         more: dict[str, Any] = dict({"adm": ADM, "edm": EDM, "ldm": {}}[preset.backbone])
         if preset.backbone == "ldm":
-            tuned = [str(LDM_FINETUNE)] if preset.training == "finetune" else []
-            more = {"--base": (LDM_BASE, *tuned, str(CONFIG))}
-            more |= {} if init else {"model.params.ckpt_path": "null"}
+            more = self.ldm_configs(preset, init, CONFIG)
         return more | (ogdm_flags(preset.backbone, {"d_width": 0.02}) if preset.ogdm else {})
 
     def sampling(self, preset: Preset, images: int) -> dict[str, Any]:

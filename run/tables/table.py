@@ -52,11 +52,9 @@ def collect(options: Options, rows: list[Row], command: str) -> dict[str, Any]:
         "versions": versions(PACKAGES),
         "rows": [_row(options, list(seeds)) for _, seeds in groupby(rows, key=lambda r: r.name)],
     }
-    if scale.controls:
-        for (_, control), (_, row) in zip(
-            _numbered(results, 0), _numbered(results, 1), strict=True
-        ):
-            _compare(control, row)
+    for _, group in _groups(results) if scale.controls else ():
+        if len(group) == 2:
+            _compare(*group)
     return results
 
 
@@ -188,9 +186,14 @@ def ours(cell: dict, name: str) -> str:
         return cell["status"]
     if cell[name] is None:
         return OPEN
-    digits = DIGITS[name] + ("seeds" in cell and name == "fid")  # small networks' FIDs are small
+    digits = 3 if cell[name] < 1 else DIGITS[name]  # FIDs of small networks
     spread = cell.get(f"{name}_sd")
     return f"{cell[name]:.{digits}f}" + (f" ± {spread:.{digits}f}" if spread is not None else "")
+
+
+def pair(fid: str | None, recall: str | None) -> str:
+    """FID / recall, or one word if both say the same, such as that there is no number."""
+    return fid or OPEN if fid == recall else f"{fid or OPEN} / {recall or OPEN}"
 
 
 def per_cent(value: float | None) -> str:
@@ -231,21 +234,15 @@ def lines(results: dict) -> list[str]:
     rows = [["dataset (backbone)", "method", *(f"NFE {nfe}" for nfe in nfes)]]
     for row in results["rows"]:
         cells = [cell_of(row, nfe) for nfe in nfes]
-        rows.append([row["dataset"], method_of(results, row)])
-        if results["controls"]:
-            both = [(ours(cell, "fid"), ours(cell, "recall")) for cell in cells]
-            rows[-1] += [a if a == b else f"{a} / {b}" for a, b in both]
-            if any("change" in cell for cell in cells):
-                changes = [(cell.get("change"), cell.get("paper_change")) for cell in cells]
-                rows.append([row["dataset"], "change", *(
-                    f"{per_cent(a)} ({per_cent(b)})" for a, b in changes)])  # fmt: skip
-            continue
-        for cell in cells:
-            pairs = [(ours(cell, "fid"), ours(cell, "recall")),
-                     (cell["paper_fid"] or OPEN, cell["paper_recall"] or OPEN)]  # fmt: skip
-            # One word if both say the same, such as that there is no number.
-            mine, theirs = (a if a == b else f"{a} / {b}" for a, b in pairs)
-            rows[-1].append(f"{mine} ({theirs})")
+        mine = [pair(ours(cell, "fid"), ours(cell, "recall")) for cell in cells]
+        theirs = [pair(cell["paper_fid"], cell["paper_recall"]) for cell in cells]
+        if not results["controls"]:
+            mine = [f"{a} ({b})" for a, b in zip(mine, theirs, strict=True)]
+        rows.append([row["dataset"], method_of(results, row), *mine])
+        if any("change" in cell for cell in cells):
+            changes = [(cell.get("change"), cell.get("paper_change")) for cell in cells]
+            texts = [f"{per_cent(a)} ({per_cent(b)})" for a, b in changes]
+            rows.append([row["dataset"], "change", *texts])
     return aligned(rows)
 
 
@@ -287,11 +284,6 @@ def to_csv(results: dict) -> str:
             more = {"failed_job": failed, "title": results["title"], "seeds": seeds}
             writer.writerow(row | cell | more)
     return out.getvalue()
-
-
-def _numbered(results: dict, which: int) -> list[tuple[tuple[str, str], dict]]:
-    """The first (0) or second (1) row of each group."""
-    return [(place, rows[which]) for place, rows in _groups(results) if len(rows) > 1]
 
 
 def _groups(results: dict) -> list[tuple[tuple[str, str], list[dict]]]:
