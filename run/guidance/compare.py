@@ -85,7 +85,7 @@ def compare(args: argparse.Namespace) -> None:
     if not runs or not found:
         raise FileNotFoundError(
             f"{args.quickstart} holds no fine-tunes on digits; "
-            f"run/quickstart.sh --out {args.quickstart}"
+            f"run/quickstart.sh --data digits --out {args.quickstart}"
         )
     seen = Counter(name for name, _, _ in runs.values())
     if twice := [name for name, count in seen.items() if count > 1]:

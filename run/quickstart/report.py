@@ -111,22 +111,21 @@ def plot_fid(results: dict[str, Any], path: Path) -> None:
 
 
 def plot_samples(results: dict[str, Any], folders: dict[str, Path], path: Path) -> None:
-    """Control above OGDM, the same noise at the same place; real images on the right."""
+    """Euler's samples, control above OGDM, from the same noise; real images on the right."""
     from ogdm_core.trainer.images import load
     from run.figures import style
 
-    images, columns, shown = load(results["data"]), 6, 18
+    images, columns, shown, nfes = load(results["data"]), 6, 12, (5, 10, 25)
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
-    blocks = [("euler", 5), ("euler", 10), ("s-pndm", 10), ("euler", 25)]
-    fig, axes = style.figure(2, len(blocks) + 1, size=(11, 2.75))
+    fig, axes = style.figure(2, len(nfes) + 1, size=(12, 2.6))
     for i, (method, line) in enumerate(zip(NAMES, axes, strict=True)):
         with np.load(folders[method] / "evaluation.npz") as kept:
-            for ax, (sampler, nfe) in zip(line, blocks, strict=False):
-                style.show(ax, torch.from_numpy(kept[f"{sampler}-{nfe}"][:shown]), columns)
+            for ax, nfe in zip(line, nfes, strict=False):
+                style.show(ax, torch.from_numpy(kept[f"euler-{nfe}"][:shown]), columns)
         style.show(line[-1], images.pixels(order[i * shown : (i + 1) * shown]), columns)
         line[0].set_ylabel(NAMES[method], fontsize=10, color=style.method_colour(method))
-    for ax, (sampler, nfe) in zip(axes[0], blocks, strict=False):
-        ax.set_title(f"{style.sampler_name(sampler)}, NFE {nfe}")
+    for ax, nfe in zip(axes[0], nfes, strict=False):
+        ax.set_title(f"Euler, NFE {nfe}")
     axes[0, -1].set_title("real images")
     fig.tight_layout(rect=(0, 0.02, 1, 1), h_pad=0.4, w_pad=0.8)
     style.save(fig, path, results["command"])
