@@ -91,7 +91,7 @@ class Runner:
         """One child: `python -m MODULE WORDS`; its lines `step I/N  note` move its bar.
 
         It gets one thread: these networks gain nothing from more, and the result is the same on
-        any number of cores. It has a session of its own, and gets Ctrl-C from `__exit__`, once.
+        any number of cores. It has a session of its own: Ctrl-C reaches it through `__exit__`, once.
         """
         command = [sys.executable, "-m", module, *map(str, words)]
         env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
@@ -127,7 +127,7 @@ class Runner:
         with self.lock:
             self.stopping = kind is not None
         for child in self.children if self.stopping else ():
-            child.send_signal(signal.SIGINT)  # does nothing to a child that has ended
+            child.terminate()  # SIGINT is ignored below a shell's background job
         for child in self.children:
             child.wait()
         self.bar.stop()
