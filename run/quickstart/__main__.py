@@ -91,7 +91,7 @@ class Runner:
         """One child: `python -m MODULE WORDS`; its lines `step I/N  note` move its bar.
 
         It gets one thread: these networks gain nothing from more, and the result is the same on
-        any number of cores. It has a session of its own: Ctrl-C reaches it through `__exit__`, once.
+        any number of cores. It has a session of its own; `__exit__` passes Ctrl-C on, once.
         """
         command = [sys.executable, "-m", module, *map(str, words)]
         env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
