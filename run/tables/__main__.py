@@ -55,6 +55,19 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
+def assembled_parser() -> argparse.ArgumentParser:
+    """The command line of Tables 4 and 8."""
+    p = Parser(prog="run/reproduce_table.sh", usage="run/reproduce_tableN.sh [OPTION...]", description=DESCRIPTION)
+    add = p.add_argument
+    add("number",    type=int, choices=ASSEMBLED, help=argparse.SUPPRESS)
+    add("--out",     metavar="DIR", type=Path, help="where the tables are (default: out/tables)")
+    add("--scale",   choices=("paper", "smoke"), default="paper", help="smoke: of smoke runs")
+    add("--list",    action="store_true", help="the table's rows, and the rows they repeat")
+    add("--table",   action="store_true", help="what happens anyway: write the table")
+    add("--dry-run", action="store_true", help="the commands that make what is missing, no table")
+    return p
+
+
 DESCRIPTION = """\
 Reproduces a table of the paper: data, training, sampling, scores, by the backbones' own commands.
 
@@ -112,9 +125,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     """The command line, of any table; ends the program where it is wrong. Needs no package."""
     cut = argv.index("--") if "--" in argv else len(argv)
     if argv and argv[0] in map(str, ASSEMBLED):
-        from .assembled import parser as assembled
-
-        return assembled().parse_args(argv)
+        return assembled_parser().parse_args(argv)
     args = parser().parse_args(argv[:cut])
     args.native = argv[cut + 1 :]
     return args

@@ -14,7 +14,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from ogdm_core.flags import Parser
 from run.provenance import commit, versions
 
 from . import paper, table
@@ -46,20 +45,6 @@ NOTES = {
     ELSEWHERE: "the paper's authors measured these values with a codebase that is not part of this "
     "project",
 }
-
-
-def parser() -> Parser:
-    """The command line, `python -m run.tables 4 [--out DIR]`."""
-    p = Parser(prog="run/reproduce_table.sh", usage="run/reproduce_tableN.sh [OPTION...]",
-               description=__doc__)  # fmt: skip
-    add = p.add_argument
-    add("number", type=int, choices=tuple(SOURCES), help=argparse.SUPPRESS)
-    add("--out", metavar="DIR", type=Path, help="where the tables are (default: out/tables)")
-    add("--scale", choices=("paper", "smoke"), default="paper", help="smoke: of smoke runs")
-    add("--list", action="store_true", help="the table's rows, and the rows they repeat")
-    add("--table", action="store_true", help="what happens anyway: write the table")
-    add("--dry-run", action="store_true", help="the commands that make what is missing, no table")
-    return p
 
 
 def main(args: argparse.Namespace, argv: list[str]) -> int:
