@@ -253,6 +253,18 @@ def test_a_packed_baseline_is_the_ema_in_the_backbones_own_format(tmp_path, back
     assert all(torch.equal(found[name], value) for name, value in weights.items())
 
 
+@pytest.mark.parametrize("file", sorted(cpu.BASELINES.glob("*")), ids=lambda file: file.stem)
+def test_a_shipped_baseline_becomes_a_checkpoint_and_the_same_file_again(file, tmp_path, request):
+    backbone = file.stem.split("-")[1]
+    home = request.getfixturevalue("patched")("edm").parent if backbone == "edm" else tmp_path
+    native, again = tmp_path / "native", tmp_path / "again"
+    for words in (["unpack", backbone, file, native], ["pack", backbone, native, again]):
+        argv = [sys.executable, "-m", "run.tables.baselines", *words, "--third-party", home]
+        done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    assert again.read_bytes() == file.read_bytes()
+
+
 # ---- data ---------------------------------------------------------------------------------------
 
 
