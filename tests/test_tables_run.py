@@ -79,6 +79,13 @@ def test_jobs_run_once_needs_first_and_a_changed_setting_reruns_what_rests_on_it
     assert run(rows, tmp_path) == 0 and ran(tmp_path) == order  # the old results are found again
 
 
+def test_a_folder_of_results_can_be_moved(tmp_path):
+    made = job(tmp_path / "a", "digits.data")
+    assert worker.main(alone([SimpleNamespace(scores={1: made})], tmp_path / "a")) == 0
+    (tmp_path / "a").rename(tmp_path / "b")
+    assert job(tmp_path / "b", "digits.data").record() and not made.record()
+
+
 def test_outputs_that_were_deleted_are_made_again_if_something_needs_them(tmp_path):
     rows = table(tmp_path)
     assert run(rows, tmp_path) == 0

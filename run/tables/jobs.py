@@ -72,8 +72,10 @@ class Job:
     def record(self) -> dict | None:
         """What is known of a finished job; None if it is not done, or its output is gone."""
         record = read_json(self.marker) if self.output.exists() and not self.damaged() else {}
-        # An output outside of the folder is not in the key: what is there may be another's.
-        return record if record.get("output") == str(self.output) else None
+        # An output outside of the folder is not in the key: what is there may be another's. Folders
+        # may be moved.
+        own = not os.path.isabs(self.product) or record.get("output") == str(self.output)
+        return record if record and own else None
 
     def damaged(self) -> bool:
         """Whether the job was done, and its scores cannot be read since."""
