@@ -274,6 +274,7 @@ class Trainer:
         pipeline.save_pretrained(out)
         if self.board:
             self.board.add_images("samples, Euler 10", self._samples(), self.step)
+            self.board.flush()
         self.ema.restore(self.unet.parameters())
         command = [Path(sys.executable).name, "-m", "ogdm_core.trainer", *sys.argv[1:]]
         write_json(out / "training.json", {

@@ -77,7 +77,9 @@ def main(argv: list[str] | None = None) -> int:
             if file:
                 check_writable(file)
         reference = open_source(args.reference)
+        model = (args.samples / "unet").is_dir()
         given = [n for n in TORCH_ONLY if getattr(args, n) != p.get_default(n)]
+        given = [n for n in given if not (model and n == "seed")]  # the samples' seed
         if args.evaluator == "adm" and given:
             flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
             raise ValueError(
@@ -92,11 +94,18 @@ def main(argv: list[str] | None = None) -> int:
     except (ValueError, OSError, adm.AdmError) as error:
         p.exit(2, f"error: {error}\n")
     except KeyboardInterrupt:
-        p.exit(130, "stopped; the same command goes on from here\n")
+        p.exit(
+            130,
+            "stopped; the same command goes on from the features that are stored; "
+            "a model's samples are drawn again\n",
+        )
     result = found | {
         "evaluator": args.evaluator,
         "reference": str(args.reference),
         "samples": str(args.samples),
+        "sampling": {n: getattr(args, n) for n in ("sampler", "nfe", "count", "seed")}
+        if model
+        else None,
         "command": shlex.join(["python", "-m", "run.evaluate", *(argv or sys.argv[1:])]),
         "versions": versions(PACKAGES) | found.get("versions", {}),
         "commit": commit(),
@@ -138,13 +147,14 @@ def _drawn(args: argparse.Namespace) -> Iterator[Path]:
 
     from .features import check_features
 
-    sampler, nfe = args.sampler or "euler", args.nfe or 10
+    args.sampler, args.nfe = args.sampler or "euler", args.nfe or 10
+    args.count, sampler, nfe = args.count or 50_000, args.sampler, args.nfe
     steps_for_nfe(sampler, nfe)
     if args.evaluator == "torch":
         check_features(args.features, args.weights)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, f"{sampler}-{nfe}.npz")
-        draw_images(str(args.samples), file, args.count or 50_000, sampler, nfe, args.seed)
+        draw_images(str(args.samples), file, args.count, sampler, nfe, args.seed)
         yield file
 
 

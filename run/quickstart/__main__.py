@@ -36,7 +36,7 @@ from ogdm_core.config import OGDMConfig
 from ogdm_core.files import sha256
 from run.alone import alone
 from run.provenance import commit, cores, versions
-from run.quickstart.settings import EXPERIMENTS, GAMMA, OGDM, seeds
+from run.quickstart.settings import EXPERIMENTS, GAMMA, fill_in, seeds
 
 PACKAGES = ("torch", "diffusers", "accelerate", "numpy", "scikit-learn", "ogdm")
 
@@ -58,13 +58,13 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, OGDMConfig]:
     add("--from-scratch", action="store_true", help="train the baseline anew, do not use ours")
     add("--jobs", type=count, help="fine-tunes side by side (default: one per core, at most 2)")
     flags.add_arguments(p, "diffusers")
-    p.set_defaults(**OGDM)
     args = p.parse_args(argv)
+    fill_in(args)
     default = EXPERIMENTS[args.data]
     args.steps, args.samples = args.steps or default.steps, args.samples or default.samples
     args.control_steps = args.control_steps or args.steps
     config = flags.from_args(vars(args) | {"ogdm": True}, "diffusers")
-    if args.ogdm_gamma is None:
+    if args.ogdm_gamma is None and args.ogdm_recipe is None:
         config = replace(config, gamma=GAMMA[config.adversarial])
     return args, config
 

@@ -17,7 +17,7 @@ class Experiment:
     """What differs between the data sets."""
 
     baseline: str  # flags that train the baseline from scratch
-    shipped: Path  # the baseline that they made
+    shipped: Path  # a baseline of this kind
     steps: int  # of each fine-tune
     samples: int  # per sampler and NFE
     finetune: str = FINETUNE  # flags of both fine-tunes
@@ -33,6 +33,15 @@ EXPERIMENTS = {
 }  # fmt: skip
 OGDM = {"ogdm_k": 0.35, "ogdm_t_max": 0.7, "ogdm_d_kind": "light", "ogdm_fused": True}
 GAMMA = {"nonsaturating": 0.06, "hinge": 0.03}  # by adversarial form
+
+
+def fill_in(args: argparse.Namespace) -> None:
+    """OGDM's settings above, where neither a flag nor a recipe gives others."""
+    if args.ogdm_recipe is not None:
+        return
+    for name, value in OGDM.items():
+        if getattr(args, name) is None:
+            setattr(args, name, value)
 
 
 def seeds(text: str) -> list[int]:

@@ -42,7 +42,7 @@ class Arm:
 
 def parse(argv: list[str]) -> tuple[argparse.Namespace, list[Arm]]:
     """The flags, with Snakemake's as `native`, and the fine-tunes, controls first."""
-    from run.quickstart.settings import EXPERIMENTS, OGDM, seeds
+    from run.quickstart.settings import EXPERIMENTS, fill_in, seeds
 
     cut = argv.index("--") if "--" in argv else len(argv)
     p = flags.Parser(prog="run/sweep.sh", description=__doc__)
@@ -64,8 +64,8 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[Arm]]:
     add("--out", type=Path, default=Path("out/sweep"), help="folder to write (default: out/sweep)")
     add("--dry-run", action="store_true", help="print every command, run nothing")
     flags.add_arguments(p, "diffusers")
-    p.set_defaults(**OGDM)
     args = p.parse_args(argv[:cut])
+    fill_in(args)
     args.native, args.out = argv[cut + 1 :], args.out.absolute()
     given = dict(GRID)
     for name in GRID:  # a value that its own flag gives is not swept
