@@ -56,7 +56,7 @@ class Progress:
 
 
 def duration(seconds: float) -> str:
-    """In the unit that suits: 40 s, 5 min, 2.5 h."""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+    """In the unit that suits: 40 s, 5 min, 2.5 h, 5.1 days."""
+    if seconds < 6000:
+        return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 129_600 else f"{seconds / 86_400:.1f} days"

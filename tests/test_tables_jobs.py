@@ -355,6 +355,8 @@ def test_what_the_evaluator_would_refuse_is_said_first(options, monkeypatch, tmp
     assert "--features" not in found(features="run.tables.smoke:features")
     assert "features" not in found(scale=get_scale("smoke"))
     assert "features" not in problems(options, scale=get_scale("cpu"))
+    given = {"scale": get_scale("cpu"), "weights": __file__}
+    assert "leave out --weights" in problems(options, **given)
     monkeypatch.setattr(adm, "EVALUATOR", tmp_path / "evaluator.py")
     assert "run/setup.sh guided-diffusion" in found(evaluator="adm")
     (tmp_path / "evaluator.py").touch()

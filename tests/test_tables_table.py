@@ -168,8 +168,27 @@ def test_each_fine_tune_stands_below_its_control_with_mean_spread_and_change(com
     balanced(files[3].read_text(), 4)
 
 
+def test_seeds_that_are_missing_are_said_and_only_shared_ones_are_compared(options):
+    """Seed 1 of the control has failed, and seed 2 of OGDM: seed 0 alone is compared."""
+    scale, row = get_scale("cpu"), ("cifar10-adm-*",)
+    options = replace(options, scale=scale, rows=row, nfes=(10,), seeds=(0, 1, 2))
+    rows = finished(options)
+    for job in [r.scores[10] for r in rows if (r.preset.ogdm, r.seed) in ((False, 1), (True, 2))]:
+        job.marker.unlink()
+        (job.folder / "state.json").write_text(json.dumps({"status": "stopped", "reason": "x"}))
+    found = table.collect(options, rows, "x")
+    before, cell = (next(c for c in r["cells"] if c["nfe"] == 10) for r in found["rows"])
+    assert (list(before["seeds"]), list(cell["seeds"])) == ([0, 2], [0, 1])
+    change = 100 * (cell["seeds"][0]["fid"] / before["seeds"][0]["fid"] - 1)
+    assert cell["change"] == pytest.approx(change)
+    assert cell["change"] != pytest.approx(100 * (cell["fid"] / before["fid"] - 1))
+    assert table.ours(cell, "fid").endswith(" (2 of 3 seeds)") and cell["status"] == "stopped"
+    tex = (table.write_all(found, options.out))[3].read_text()
+    assert "(2 of 3 seeds)" in tex and r"\textbf" not in tex
+
+
 def test_a_kept_table_says_nothing_of_the_machine_and_renders_as_it_did(compared, options):
-    words = f"--scale cpu --out {options.out} --jobs=2 --seeds 0,1,2 --table"
+    words = f"--scale cpu --out {options.out} --jobs=2 --seeds 0,1,2 --table --weights /x"
     kept = report.kept(compared | {"command": f"run/reproduce_table1.sh {words}"})
     assert kept["command"] == "run/reproduce_table1.sh --scale cpu --seeds 0,1,2"
     text = json.dumps(kept)
@@ -219,7 +238,9 @@ def test_tables_4_and_8_are_assembled_and_name_what_is_missing(options, capsys):
     )
     assert cli.main(["8", "--out", out, "--dry-run"]) == 0
     assert "s-pndm" not in capsys.readouterr().out  # only Table 1's is missing now
-    assert cli.main(["4", "--out", out]) == 0
+    options.out.rename(options.out.with_name("moved"))
+    options = replace(options, out=options.out.with_name("moved"))
+    assert cli.main(["4", "--out", str(options.out)]) == 0
     rows = json.loads((options.out / "table4.json").read_text())["rows"]
     done = {(row["row"], cell["nfe"]) for row in rows for cell in row["cells"] if cell["fid"]}
     assert done == {("cifar10-ogdm", 15), ("cifar10-ogdm", 10)} | {

@@ -39,9 +39,9 @@ def parser() -> argparse.ArgumentParser:
     add = p.add_argument_group("where and how").add_argument
     add("--gpus",        metavar="N", type=number(int, 1), default=1, help="processes per command, one per GPU (default: 1)")
     add("--nodes",       metavar="N", type=number(int, 1), default=1, help="machines per command, with --slurm (default: 1)")
-    add("--jobs",        metavar="N", type=number(int, 1), default=0, help="commands at a time (default: 1; on a CPU one per core, at most 4)")
+    add("--jobs",        metavar="N", type=number(int, 1), default=0, help="commands at a time (default: 1; at the smoke and cpu scales one per core, at most 4)")
     add("--slurm",       action="store_true", help="submit the jobs to Slurm: short for -- --profile run/tables/slurm; say the partition after --")
-    add("--out",         metavar="DIR", type=Path, help="results (default: out/tables, out/tables-smoke, out/tables-cpu)")
+    add("--out",         metavar="DIR", type=Path, help="results (default: out/tables, out/tables-smoke, out/tables-cpu, out/tables-cpu-mnist)")
     add("--data",        metavar="DIR", type=Path, default=Path("data"), help="archives of the data sets; prepared ones go there too (default: data)")
     add("--third-party", metavar="DIR", type=Path, default=ROOT / "third_party", help="the patched codebases (default: third_party)")
     add("--weights",     metavar="FILE", default="", help="Inception's weights")
@@ -184,6 +184,8 @@ def command(args: argparse.Namespace, argv: list[str]) -> int:
 
     table = options.table
     if args.list:
+        if not table.names:
+            print(f"Table {options.number} has no rows at scale {options.scale.name}")
         for name in table.names:
             cells = table.select(name)
             there = [c for c in cells if c.fid is not None or options.scale.controls]

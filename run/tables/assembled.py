@@ -86,7 +86,8 @@ def scores(out: Path, number: int, row: str, nfe: int) -> dict[str, Any]:
     done = sorted((out / "stages").glob(pattern), key=lambda file: file.stat().st_mtime)
     for file in reversed(done):
         record = read_json(file)
-        if found := read_json(Path(record.get("output", ""))):
+        found = read_json(file.with_name("scores.json"))  # also in a folder that was moved
+        if record and found:
             return found | {"commands": [record["command"]]}
     return {}
 

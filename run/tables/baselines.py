@@ -13,6 +13,7 @@ Numbers are kept in half precision, which is enough to start a fine-tune from.
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from pathlib import Path
@@ -82,6 +83,14 @@ def main(argv: list[str] | None = None) -> None:
     p.add_argument("target", type=Path)
     p.add_argument("--third-party", type=Path, default=ROOT / "third_party", help="with EDM's code")
     args = p.parse_args(argv)
+    try:
+        convert(args)
+    except (ValueError, OSError) as error:
+        sys.exit(f"error: {error}")
+
+
+def convert(args: argparse.Namespace) -> None:
+    """What `main` does, once the flags are read."""
     if args.backbone == "edm":
         from ogdm_core.compat import edm
 

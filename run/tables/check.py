@@ -147,10 +147,14 @@ def _evaluator(options: Options) -> list[str]:
             "and fetches it without the flag": weights and not weights.is_file(),
         }  # fmt: skip
         return [f"--evaluator adm: {text}" for text, true in wrong.items() if true]
+    if net and weights:
+        what = "--features" if options.features else f"--scale {options.scale.name}'s features"
+        return [f"--weights {weights}: these are Inception's, which {what} take the place of; "
+                "leave out --weights"]  # fmt: skip
     if net == CLASSIFIER:
         return []
     try:
-        check_features(net, None if net else weights)
+        check_features(net, weights)
         name, colon, _ = net.partition(":")
         if colon and importlib.util.find_spec(name) is None:
             raise ImportError

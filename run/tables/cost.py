@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ogdm_core.files import write_json
+from ogdm_core.progress import duration
 from run.train import commands
 
 from . import check
@@ -109,14 +110,6 @@ def _times(options: Options, preset: Any, projections: set[str]) -> dict | str:
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def duration(seconds: float) -> str:
-    """As people say it: 45 s, 12 min, 3.2 h, 5.1 days; ? where it is not known."""
-    for size, unit in ((86_400, "days"), (3_600, "h")):
-        if seconds >= 1.5 * size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s" if seconds else "?"
-
-
 def print_plan(options: Options, rows: list[Row]) -> None:
     """What is left to do, per row, what --checkpoint would save, and how the hours were found.
 
@@ -143,7 +136,7 @@ def print_plan(options: Options, rows: list[Row]) -> None:
         for kind in totals:
             seconds = [job_seconds(options, job, times) for job in jobs if job.kind == kind]
             totals[kind] += sum(seconds)
-            told.append("–" if not seconds else duration(sum(seconds) if all(seconds) else 0))
+            told.append("–" if not seconds else duration(sum(seconds)) if all(seconds) else "?")
         images = sum(job.preset.images for job in jobs if job.kind == "train")
         cells = [job.nfe for job in jobs if job.kind == "sample"]
         print(line(row.name, f"{images / 1e6:g}M images" if images else "–",
@@ -158,7 +151,8 @@ def print_plan(options: Options, rows: list[Row]) -> None:
         print(f"time: {duration(totals['train'])} of training, {duration(totals['sample'])} of "
               "sampling; without evaluation and data")  # fmt: skip
     for job in (job for job in left if job.kind == "train"):
-        saved = f"{job.preset.images / 1e6:g}M images, {duration(job_seconds(options, job, times))}"
+        seconds = job_seconds(options, job, times)
+        saved = f"{job.preset.images / 1e6:g}M images, {duration(seconds) if seconds else '?'}"
         print(f"--checkpoint {job.row}=PATH would save the training: {saved}")
     for network, step in times.items():
         print(f"{network}: {step if isinstance(step, str) else _told(step)}")

@@ -17,25 +17,26 @@ from pathlib import Path
 from typing import Any
 
 from ogdm_core.files import write_json, write_text
+from ogdm_core.flags import Parser
 from run.provenance import ROOT
 from run.train.presets import get_preset
 
 from . import paper, table
 
 PAGE, KEPT = ROOT / "docs" / "results.md", ROOT / "docs" / "results"
-# What says where a run was, and nothing about its result.
-PLACES = ("--out", "--data", "--third-party", "--jobs", "--table")
+# The flags that a kept command has; others may say where a run was.
+FLAGS = ("--rows", "--nfes", "--images", "--scale", "--seeds", "--seed", "--from-scratch")
 LOCAL = {"checkpoint", "images", "commands", "failed"}
 
 
 def kept(results: dict[str, Any]) -> dict[str, Any]:
     """The results without the paths of the machine that made them."""
-    words, command = iter(shlex.split(results["command"])), []
-    for word in words:
-        if word.split("=")[0] not in PLACES:
-            command.append(word)
-        elif "=" not in word and word != "--table":
-            next(words)
+    words = shlex.split(results["command"])
+    command = words[:1]
+    for i, word in enumerate(words):
+        if word.split("=")[0] in FLAGS:
+            alone = "=" in word or word == "--from-scratch"
+            command += words[i : i + 1 if alone else i + 2]
     rows = [
         _without(row) | {"cells": [_without(c) for c in row["cells"]]} for row in results["rows"]
     ]
@@ -94,15 +95,30 @@ def sections() -> dict[str, str]:
     return {file.stem: section(json.loads(file.read_text())) for file in files}
 
 
-def main(argv: list[str] | None = None) -> int:
+def read(file: Path) -> dict[str, Any]:
+    """A table's results; ValueError if the file holds something else."""
+    try:
+        results = json.loads(file.read_text())
+    except ValueError as error:
+        raise ValueError(f"{file} is no JSON: {error}") from error
+    if not isinstance(results, dict) or not {"number", "scale", "seeds", "rows"} <= results.keys():
+        raise ValueError(f"{file} is no table that was run: give the tableN.json of "
+                         "run/reproduce_table1.sh, 2, 3, 7 or 9")  # fmt: skip
+    return results
+
+
+def main(argv: list[str] | None = None) -> None:
     """Keeps the tables that are given, and writes the page."""
-    for name in sys.argv[1:] if argv is None else argv:
-        results = kept(json.loads(Path(name).read_text()))
-        write_json(KEPT / f"table{results['number']}-{results['scale']}.json", results)
-    write_text(PAGE, page(PAGE.read_text(), sections()))
+    p = Parser(prog="python -m run.tables.results", description=__doc__)
+    p.add_argument("tables", metavar="TABLE.json", type=Path, nargs="*", help="tables to keep")
+    try:
+        for results in [kept(read(file)) for file in p.parse_args(argv).tables]:
+            write_json(KEPT / f"table{results['number']}-{results['scale']}.json", results)
+        write_text(PAGE, page(PAGE.read_text(), sections()))
+    except (ValueError, OSError) as error:
+        sys.exit(f"error: {error}")
     print(PAGE)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

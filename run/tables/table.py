@@ -119,6 +119,7 @@ def _cell(rows: Sequence[Row], nfe: int) -> dict[str, Any]:
         return cell
     cell = next(iter(done.values())) | cell
     if len(rows) > 1:
+        cell["asked_seeds"] = len(rows)
         cell["seeds"] = {seed: {n: s.get(n) for n in DIGITS} for seed, s in done.items()}
         cell["commands"] = [command for s in done.values() for command in s["commands"]]
     for name in ("fid", "recall", "precision"):
@@ -147,11 +148,26 @@ def _scores(row: Row, nfe: int) -> dict[str, Any]:
 
 
 def _compare(control: dict, row: dict) -> None:
-    """Adds the change of FID against the control in per cent, ours and the paper's."""
+    """Adds the change of FID against the control in per cent, ours and the paper's.
+
+    Ours is that of the means over the seeds that both have.
+    """
     for cell, before in zip(row["cells"], control["cells"], strict=True):
-        for name, value in (("change", "fid"), ("paper_change", "paper_fid")):
-            a, b = before[value], cell[value]
-            cell[name] = None if a is None or b is None else 100 * (float(b) / float(a) - 1)
+        a, b = _fids(before), _fids(cell)
+        both = a.keys() & b.keys()
+        pairs = {
+            "change": (fmean(a[s] for s in both), fmean(b[s] for s in both)) if both else (),
+            "paper_change": (before["paper_fid"], cell["paper_fid"]),
+        }
+        for name, fids in pairs.items():
+            known = fids and None not in fids
+            cell[name] = 100 * (float(fids[1]) / float(fids[0]) - 1) if known else None
+
+
+def _fids(cell: dict) -> dict[int, float]:
+    """FID by seed; of a single seed under 0."""
+    fids = {s: c["fid"] for s, c in cell.get("seeds", {0: cell}).items()}
+    return {seed: fid for seed, fid in fids.items() if fid is not None}
 
 
 # ---- files --------------------------------------------------------------------------------------
@@ -181,14 +197,17 @@ def cell_of(row: dict, nfe: int) -> dict:
 
 
 def ours(cell: dict, name: str) -> str:
-    """Our number with the paper's digits, ± its spread, or in a word why there is none."""
-    if cell["status"] in ("failed", "stopped", "damaged"):
-        return cell["status"]
+    """Our number with the paper's digits, ± its spread, or in a word why there is none.
+
+    Where seeds are missing, the number says how many there are.
+    """
     if cell[name] is None:
-        return OPEN
+        return cell["status"] if cell["status"] in ("failed", "stopped", "damaged") else OPEN
     digits = 3 if cell[name] < 1 else DIGITS[name]  # FIDs of small networks
     spread = cell.get(f"{name}_sd")
-    return f"{cell[name]:.{digits}f}" + (f" ± {spread:.{digits}f}" if spread is not None else "")
+    text = f"{cell[name]:.{digits}f}" + (f" ± {spread:.{digits}f}" if spread is not None else "")
+    there, asked = len(cell.get("seeds", ())), cell.get("asked_seeds", 0)
+    return f"{text} ({there} of {asked} seeds)" if there < asked else text
 
 
 def pair(fid: str | None, recall: str | None) -> str:
@@ -331,11 +350,11 @@ def to_latex(results: dict) -> str:
 
 def _bold(rows: list[dict], row: dict, nfe: int, name: str) -> str:
     """Our number, bold if it is the lowest FID or the highest recall of two rows at the least."""
-    text = ours(cell_of(row, nfe), name).replace(OPEN, "--")
-    values = [ours(cell_of(r, nfe), name) for r in rows if cell_of(r, nfe)[name] is not None]
-    key = lambda text: float(text.split()[0])  # noqa: E731
-    best = (min if name == "fid" else max)(values, key=key) if len(values) > 1 else None
-    text, bold = text.replace("±", r"$\pm$"), text == best
+    cell, cells = cell_of(row, nfe), [cell_of(r, nfe) for r in rows]
+    text = ours(cell, name).replace(OPEN, "--").replace("±", r"$\pm$")
+    values = [c[name] for c in cells if c["status"] == "done" and c[name] is not None]
+    best = (min if name == "fid" else max)(values) if len(values) > 1 else None
+    bold = best is not None and cell["status"] == "done" and cell[name] == best
     return rf"\textbf{{{text}}}" if bold else text
 
 

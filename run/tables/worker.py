@@ -24,6 +24,7 @@ from statistics import fmean
 from typing import Any
 
 from ogdm_core.files import write_json
+from ogdm_core.progress import duration
 from run.provenance import commit, versions
 from run.train.commands import Command, Engine, newest, resumed
 
@@ -67,7 +68,7 @@ def main(argv: list[str] | None = None) -> int:
             note(folder, status="stopped", reason="stopped by a signal")
             return 130
     if seconds := seconds_left(plan):
-        print(f"about {seconds / 60:.0f} min left", file=sys.stderr)
+        print(f"about {duration(seconds)} left", file=sys.stderr)
     return 0
 
 
