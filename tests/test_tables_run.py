@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from run.tables import __main__ as cli
@@ -186,6 +187,25 @@ def test_a_signal_ends_the_commands_and_the_next_run_continues(tmp_path, number)
     train = job(tmp_path, "a.train", script="touch begun; test -f ../../go || sleep 600")
     assert run([SimpleNamespace(scores={10: train})], tmp_path) == 0
     assert ran(tmp_path) == ["a.train", "a.train"]
+
+
+def test_a_command_that_misses_the_signal_is_ended_with_its_children(tmp_path):
+    code = (
+        "import signal, sys\nfrom pathlib import Path\nfrom run.tables import worker\n"
+        "worker.GRACE = 1\nsignal.signal(signal.SIGTERM, signal.default_int_handler)\n"
+        "command = worker.Command(('sh', '-c'), 'sleep 600; :', cwd=sys.argv[1])\n"
+        "worker.call(command, Path(sys.argv[1], 'job.log'), 2)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT,
+                               env=os.environ | {"PYTHONPATH": str(ROOT)})  # fmt: skip
+    for _ in range(600):
+        family = [psutil.Process(pid) for pid in worker.family(process.pid)[1:]]
+        if len(family) == 2:  # sh and sleep
+            break
+        time.sleep(0.1)
+    process.terminate()  # this process alone
+    process.wait(30)
+    assert len(family) == 2 and not psutil.wait_procs(family, 10)[1]
 
 
 def test_nothing_is_lost_or_done_twice_when_everything_but_the_command_is_killed(tmp_path):

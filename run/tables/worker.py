@@ -139,13 +139,25 @@ def call(command: Command, log: Path, lock: int) -> int:
             return process.wait()
         except KeyboardInterrupt:
             # It has mostly got the same signal, as one of our process group. A second one would
-            # interrupt torchrun while it ends its workers, and leave them running.
-            for end in (lambda: None, process.terminate, process.kill):
-                end()
+            # interrupt torchrun while it ends its workers, and leave them running. What is
+            # there after a while is ended with its children: one of them would keep the lock.
+            for end in (0, signal.SIGTERM, signal.SIGKILL):
+                for pid in family(process.pid) if end else ():
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, end)
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(GRACE)
                     break
             raise
+
+
+def family(pid: int) -> list[int]:
+    """The ids of the process and of all its descendants; none if it has ended."""
+    import psutil
+
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return [pid, *(one.pid for one in psutil.Process(pid).children(recursive=True))]
+    return []
 
 
 def note(folder: Path, **state: str) -> None:
