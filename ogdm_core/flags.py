@@ -5,7 +5,7 @@ EDM              click_options(command)      --ogdm --ogdm-k=0.2
 LDM              OGDMConfig.from_mapping     model.params.ogdm.k: 0.2
 launchers        to_flags, to_words          {"ogdm": "True", "ogdm_k": "0.2", ...}, or as words
 
-`Parser` and `number` are for the command lines of our own.
+`Parser`, `number` and `numbers` are for the command lines of our own.
 """
 
 from __future__ import annotations
@@ -129,6 +129,19 @@ def number(kind: type, low: float, high: float = math.inf) -> Callable[[str], fl
             bound = f"in [{low}, {high})" if high < math.inf else f">= {low}"
             raise argparse.ArgumentTypeError(f"{text} is not allowed; give {numbers} {bound}")
         return value
+
+    return parse
+
+
+def numbers(kind: type, low: float, high: float = math.inf) -> Callable[[str], list[float]]:
+    """The type of a flag with several such values, 0,1,2, none of them twice."""
+    one = number(kind, low, high)
+
+    def parse(text: str) -> list[float]:
+        found = [one(part) for part in text.split(",")]
+        if len(set(found)) < len(found):
+            raise argparse.ArgumentTypeError(f"{text} is not allowed; name each once")
+        return found
 
     return parse
 

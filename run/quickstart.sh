@@ -22,6 +22,4 @@ help_if_asked "$@"
 for arg in "$@"; do
   case "$arg" in --flags) set -- --help ;; esac
 done
-check_arguments run.quickstart "$@"
-ensure_env diffusers mnist
-exec "$PYTHON" -m run.quickstart "$@"
+launch run.quickstart "diffusers mnist" "$@"

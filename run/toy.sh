@@ -10,5 +10,4 @@ source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 help_if_asked "$@"
 if [ "${1:-}" = --flags ]; then set -- --help; fi
 
-ensure_env diffusers
-exec "$PYTHON" -m run.quickstart.toy "$@"
+launch run.quickstart.toy diffusers "$@"

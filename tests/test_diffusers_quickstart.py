@@ -16,6 +16,7 @@ pytest.importorskip("diffusers", reason="the diffusers extra is not installed")
 
 from ogdm_core.trainer.images import digits  # noqa: E402
 from ogdm_core.trainer.train import load_model  # noqa: E402
+from run.draw import draw  # noqa: E402
 from run.evaluate.classifier import train_classifier  # noqa: E402
 from run.quickstart import __main__ as quickstart  # noqa: E402
 from run.quickstart import report, score, toy  # noqa: E402
@@ -73,7 +74,7 @@ def test_the_shipped_baselines_load_in_float32_and_draw(data):
     noise = torch.randn(2, 1, size, size, generator=torch.Generator().manual_seed(0))
     estimates = score.denoised(unet.eval(), scheduler, noise)
     assert estimates.shape == (2, score.STEPS, 1, size, size)
-    drawn = score.draw(unet, scheduler, noise, "euler", score.STEPS)
+    drawn = draw(unet, scheduler, noise, "euler", score.STEPS)
     torch.testing.assert_close(estimates[:, -1], drawn)  # the last step goes to x_0
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -67,16 +68,19 @@ def test_upstreams_lines_are_read():
         adm.parse(lines[:3])
 
 
-def test_errors_come_before_an_environment_is_made(sets, tmp_path, monkeypatch):
-    monkeypatch.setattr(adm, "ensure_environment", lambda: pytest.fail("too early"))
+def weights(file=None):
+    return SimpleNamespace(weights=file)
+
+
+def test_what_is_wrong_is_known_before_an_environment_is_made(sets, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="no such file.*classify_image_graph_def.pb"):
-        adm.evaluate(*sets, tmp_path / "none.pb")
+        adm.check(*sets, weights(tmp_path / "none.pb"))
     np.savez(tmp_path / "stats.npz", mu=np.zeros(2), sigma=np.eye(2))
     with pytest.raises(ValueError, match="statistics only"):
-        adm.evaluate(open_source(tmp_path / "stats.npz"), sets[1])
+        adm.check(open_source(tmp_path / "stats.npz"), sets[1], weights())
     monkeypatch.setattr(adm, "EVALUATOR", tmp_path / "none.py")
     with pytest.raises(ValueError, match="run/setup.sh guided-diffusion"):
-        adm.evaluate(*sets)
+        adm.check(*sets, weights())
 
 
 def test_what_upstream_cannot_read_is_written_for_it(tmp_path):
@@ -110,17 +114,17 @@ def test_upstream_runs_beside_a_link_to_the_graph(sets, tmp_path, monkeypatch, c
     wrapper.chmod(0o755)
     monkeypatch.setenv("OGDM_ADM_PYTHON", str(wrapper))
     monkeypatch.setattr(adm, "EVALUATOR", tmp_path / "evaluator.py")
-    found = adm.evaluate(*sets, tmp_path / "graph.pb")
+    found = adm.evaluate(*sets, weights(tmp_path / "graph.pb"))
     assert (found["fid"], found["sfid"], found["precision"], found["recall"]) == (5, 2, 0.5, 0.25)
     assert (found["reference_images"], found["sample_images"]) == (60, 50)
     assert found["versions"] == {"numpy": "x", "scipy": "x", "tensorflow": "x"}
     assert "FID: 5" in capfd.readouterr().err
     with pytest.raises(adm.AdmError, match="(?s)code 3.*--weights FILE"):
         adm.evaluate(images(tmp_path / "bad.npz", 9, 9, 0), sets[1],
-                     tmp_path / "graph.pb")  # fmt: skip
+                     weights(tmp_path / "graph.pb"))  # fmt: skip
     monkeypatch.setenv("OGDM_ADM_PYTHON", "no-such-python")
     with pytest.raises(adm.AdmError, match="OGDM_ADM_PYTHON=no-such-python"):
-        adm.evaluate(*sets, tmp_path / "graph.pb")
+        adm.evaluate(*sets, weights(tmp_path / "graph.pb"))
 
 
 def test_flags_of_the_torch_evaluator_are_refused(sets, tmp_path, monkeypatch, capsys):

@@ -83,6 +83,8 @@ def test_a_model_is_sampled_first(folder, capsys):
     assert "--sampler heun --nfe 3" in found["command"]
     said = fails(capsys, "--sampler", "heun", "--nfe", "4", reference="digits", samples=model)
     assert "heun cannot run in 4 network evaluations" in said
+    said = fails(capsys, "--count", "4", samples=model)  # before anything is drawn
+    assert "images of 4x4" in said and "of 8x8" in said and "euler" not in said
     assert "--nfe is for a model; fake.npz holds no unet/" in fails(capsys, "--nfe", "4")
 
 

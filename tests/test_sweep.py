@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("matplotlib")
 pytest.importorskip("diffusers")
 
-from run.quickstart.score import cells  # noqa: E402
+from run.draw import cells  # noqa: E402
 from run.sweep import __main__ as sweep  # noqa: E402
 from run.sweep import report  # noqa: E402
 

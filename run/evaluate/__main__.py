@@ -8,21 +8,26 @@ same command continues a run that was stopped. docs/evaluation.md has more.
 from __future__ import annotations
 
 import argparse
+import json
 import shlex
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ogdm_core.files import check_writable, write_json
 from ogdm_core.flags import Parser, number
 from run.provenance import commit, versions
 
+if TYPE_CHECKING:
+    from .sources import Source
+
 PACKAGES = ("torch", "numpy", "torch-fidelity", "ogdm")
 TORCH_ONLY = ("features", "batch", "device", "pr_images", "seed", "save_statistics")
+OF_MODEL = {"sampler": "euler", "nfe": 10, "count": 50_000}  # flags of a model, and their defaults
 
 
 def parser() -> argparse.ArgumentParser:
@@ -72,25 +77,18 @@ def main(argv: list[str] | None = None) -> int:
     from .sources import open_source
 
     started = time.time()
+    evaluator = adm if args.evaluator == "adm" else torch_evaluator
+    model = (args.samples / "unet").is_dir()
     try:
         for file in (args.json, args.save_statistics):
             if file:
                 check_writable(file)
+        _check_flags(p, args, model)
         reference = open_source(args.reference)
-        model = (args.samples / "unet").is_dir()
-        given = [n for n in TORCH_ONLY if getattr(args, n) != p.get_default(n)]
-        given = [n for n in given if not (model and n == "seed")]  # the samples' seed
-        if args.evaluator == "adm" and given:
-            flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
-            raise ValueError(
-                f"--evaluator adm does not know {flags}: leave out, or --evaluator torch"
-            )
-        with _drawn(args) as path:
-            samples = open_source(path)
-            if args.evaluator == "adm":
-                found = adm.evaluate(reference, samples, args.weights)
-            else:
-                found = torch_evaluator.evaluate(reference, samples, args)
+        samples = _planned(args) if model else open_source(args.samples)
+        evaluator.check(reference, samples, args)
+        with _drawn(args) if model else nullcontext(samples) as samples:
+            found = evaluator.evaluate(reference, samples, args)
     except (ValueError, OSError, adm.AdmError) as error:
         p.exit(2, f"error: {error}\n")
     except KeyboardInterrupt:
@@ -103,9 +101,7 @@ def main(argv: list[str] | None = None) -> int:
         "evaluator": args.evaluator,
         "reference": str(args.reference),
         "samples": str(args.samples),
-        "sampling": {n: getattr(args, n) for n in ("sampler", "nfe", "count", "seed")}
-        if model
-        else None,
+        "sampling": {n: getattr(args, n) for n in (*OF_MODEL, "seed")} if model else None,
         "command": shlex.join(["python", "-m", "run.evaluate", *(argv or sys.argv[1:])]),
         "versions": versions(PACKAGES) | found.get("versions", {}),
         "commit": commit(),
@@ -133,29 +129,47 @@ def show(result: dict[str, Any]) -> None:
         print(f"note: {note}", file=sys.stderr)
 
 
+def _check_flags(p: argparse.ArgumentParser, args: argparse.Namespace, model: bool) -> None:
+    """Refuses flags that do not go together; fills in those of a model that is sampled."""
+    given = [name for name in OF_MODEL if getattr(args, name) is not None]
+    if given and not model:
+        raise ValueError(f"--{given[0]} is for a model; {args.samples} holds no unet/")
+    if model:
+        from ogdm_core.samplers import steps_for_nfe
+
+        vars(args).update({n: getattr(args, n) or default for n, default in OF_MODEL.items()})
+        steps_for_nfe(args.sampler, args.nfe)
+    given = [n for n in TORCH_ONLY if getattr(args, n) != p.get_default(n)]
+    given = [n for n in given if not (model and n == "seed")]  # the samples' seed
+    if args.evaluator == "adm" and given:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise ValueError(f"--evaluator adm does not know {flags}: leave out, or --evaluator torch")
+
+
+def _planned(args: argparse.Namespace) -> Source:
+    """What a model's samples will be: their number and size, before they are drawn."""
+    import numpy as np
+
+    from ogdm_core.trainer.images import Images
+
+    from .sources import Source
+
+    unet = json.loads((args.samples / "unet" / "config.json").read_text())
+    shape = (args.count, unet["in_channels"], unet["sample_size"], unet["sample_size"])
+    return Source(args.samples, Images(np.broadcast_to(np.uint8(0), shape)))
+
+
 @contextmanager
-def _drawn(args: argparse.Namespace) -> Iterator[Path]:
-    """The samples; those of a model are drawn first, to a file that does not stay."""
-    given = [name for name in ("sampler", "nfe", "count") if getattr(args, name) is not None]
-    if not (args.samples / "unet").is_dir():
-        if given:
-            raise ValueError(f"--{given[0]} is for a model; {args.samples} holds no unet/")
-        yield args.samples
-        return
-    from ogdm_core.samplers import steps_for_nfe
-    from run.guidance.compare import draw_images
+def _drawn(args: argparse.Namespace) -> Iterator[Source]:
+    """A model's samples, in a file that does not stay."""
+    from run.draw import draw_images
 
-    from .features import check_features
+    from .sources import open_source
 
-    args.sampler, args.nfe = args.sampler or "euler", args.nfe or 10
-    args.count, sampler, nfe = args.count or 50_000, args.sampler, args.nfe
-    steps_for_nfe(sampler, nfe)
-    if args.evaluator == "torch":
-        check_features(args.features, args.weights)
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, f"{sampler}-{nfe}.npz")
-        draw_images(str(args.samples), file, args.count, sampler, nfe, args.seed)
-        yield file
+        file = Path(folder, f"{args.sampler}-{args.nfe}.npz")
+        draw_images(str(args.samples), file, args.count, args.sampler, args.nfe, args.seed)
+        yield open_source(file)
 
 
 if __name__ == "__main__":

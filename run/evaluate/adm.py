@@ -7,6 +7,7 @@ the download.
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import subprocess
@@ -40,10 +41,9 @@ class AdmError(Exception):
     """Upstream's evaluator or its environment failed; the message says what to do."""
 
 
-def evaluate(reference: Source, samples: Source, weights: Path | None = None) -> dict[str, Any]:
+def evaluate(reference: Source, samples: Source, args: argparse.Namespace) -> dict[str, Any]:
     """The same keys as ours, upstream's sFID and Inception score."""
-    check(reference, samples, weights)
-    python = ensure_environment()
+    python, weights = ensure_environment(), args.weights
     with tempfile.TemporaryDirectory(prefix="ogdm-adm-") as scratch:
         files = [_as_npz(source, Path(scratch) / f"{name}.npz")
                  for name, source in (("reference", reference), ("samples", samples))]  # fmt: skip
@@ -65,19 +65,24 @@ def evaluate(reference: Source, samples: Source, weights: Path | None = None) ->
     }
 
 
-def check(reference: Source, samples: Source, weights: Path | None = None) -> None:
+def check(reference: Source, samples: Source, args: argparse.Namespace) -> None:
     """Raises ValueError for what can be known before anything is installed or computed."""
-    if weights and not weights.is_file():
-        raise ValueError(
-            f"--weights {weights}: no such file. ADM's evaluator reads {GRAPH}; leave the "
-            f"flag out to let it download the file, or get it from\n  {URL}"
-        )
+    check_files(args.weights)
     for source in (reference, samples):
         if not source.count:
             raise ValueError(
                 f"{source.path} holds statistics only; ADM's evaluator wants images (arr_0), too. "
                 "--evaluator torch takes statistics."
             )
+
+
+def check_files(weights: Path | None) -> None:
+    """Raises ValueError where a file is missing that cannot be fetched here."""
+    if weights and not weights.is_file():
+        raise ValueError(
+            f"--weights {weights}: no such file. ADM's evaluator reads {GRAPH}; leave the "
+            f"flag out to let it download the file, or get it from\n  {URL}"
+        )
     if not EVALUATOR.is_file():
         raise ValueError("guided-diffusion is not here; run/setup.sh guided-diffusion fetches it")
 

@@ -90,6 +90,11 @@ def check_features(spec: str | None, weights: Path | None = None) -> None:
             raise ValueError(
                 f"--features {spec!r}: give MODULE:NAME, such as my.nets:dino, FILE.pt or pixels"
             )
+        if ":" in spec and not _is_module(name := spec.partition(":")[0]):
+            raise ValueError(
+                f"--features {spec}: there is no module {name} to import; put its folder on "
+                "PYTHONPATH"
+            )
     elif weights is None:
         raise ValueError(
             f"no feature net: download Inception's weights from\n  {URL}\nand give "
@@ -101,6 +106,13 @@ def check_features(spec: str | None, weights: Path | None = None) -> None:
         raise ValueError(
             "Inception comes with torch-fidelity: pip install --no-deps torch-fidelity"
         )
+
+
+def _is_module(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ImportError:  # of the package around it
+        return False
 
 
 def load_features(

@@ -55,7 +55,6 @@ def evaluate(reference: Source, samples: Source, args: argparse.Namespace) -> di
 
     args   the command line's flags
     """
-    check(reference, samples, args)
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     cache = None if args.no_cache else args.cache
     given = {name: s for name, s in (("reference", reference), ("samples", samples)) if s.count}

@@ -61,7 +61,7 @@ def load_method(argument: str, device: str = "cpu") -> Method:
 def _diffusers(name: str, path: str, device: str) -> Method:
     """A `save_pretrained` folder with unet/ (a UNet2DModel) and scheduler/."""
     from ogdm_core.trainer.train import load_model
-    from run.quickstart.score import draw
+    from run.draw import draw
 
     unet, scheduler = load_model(path)
     unet.to(device).eval()

@@ -13,17 +13,13 @@ takes --guide FILE and --guide-weight W, too. docs/guidance.md explains.
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from pathlib import Path
 
-from ogdm_core.flags import Parser, number
+from ogdm_core.flags import Parser, number, numbers
 
 PROGRAM = "run/guidance.sh"
-
-
-def numbers(text: str) -> list[float]:
-    """0.5,1,2 as numbers."""
-    return [float(word) for word in text.split(",")]
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -65,7 +61,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add("--output", type=Path, required=True, help="folder for samples, guides and results.json")
     add("--cells", default="euler-10,heun-11,heun-15,heun-25", metavar="SAMPLER-NFE,...",
         help="default: %(default)s")  # fmt: skip
-    add("--weights", type=numbers, default=[1.0], metavar="W,...",
+    add("--weights", type=numbers(float, -math.inf), default=[1.0], metavar="W,...",
         help="guidance weights, as in 0.5,1,2; 0 for none (default: 1)")  # fmt: skip
     add("--discretisation", default="linear", help="time grid (default: linear)")
     add("--samples", type=number(int, 100), default=2000, help="images per cell (default: 2000)")
@@ -75,7 +71,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     args.error = p.error
     if args.command != "train":
         from ogdm_core.samplers import steps_for_nfe
-        from run.quickstart.score import cells
+        from run.draw import cells
 
         try:
             if args.command == "sample":

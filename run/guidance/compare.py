@@ -11,43 +11,19 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from ogdm_core.files import write_json
 from ogdm_core.guidance import Guide, guided_nfe, load_guide, save_guide
-from ogdm_core.random import generator_of
-from ogdm_core.splice.sampling import write_npz
-from ogdm_core.trainer.images import Images, load, to_uint8
+from ogdm_core.trainer.images import Images, load
 from ogdm_core.trainer.train import load_model
+from run.draw import draw, draw_images
 from run.evaluate import metrics
 from run.evaluate.classifier import load_classifier
 from run.guidance.train import load_samples, train_guide
 from run.provenance import commit
-from run.quickstart.score import draw
 
 KEY = ("run", "sampler", "nfe", "weight")
-
-
-def draw_images(
-    model: str, path: Path, count: int, sampler: str, nfe: int, seed: int = 0,
-    discretisation: str | None = None, guide: Path | None = None, weight: float = 1.0,
-) -> None:  # fmt: skip
-    """Writes samples of a model in diffusers' format as an evaluator reads them."""
-    unet, scheduler = load_model(model)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    unet.to(device).eval()
-    loaded = load_guide(guide, device) if guide else None
-    config = unet.config
-    shape = (count, config.in_channels, config.sample_size, config.sample_size)
-    noise = torch.randn(shape, generator=generator_of(seed, "samples")).to(device)
-    x = draw(unet, scheduler, noise, sampler, nfe, discretisation=discretisation,
-             guide=loaded, weight=weight)  # fmt: skip
-    classes = config.num_class_embeds or 0
-    labels = np.arange(count) % classes if classes else None
-    write_npz(str(path), to_uint8(x).permute(0, 2, 3, 1).numpy(), labels)
-    cost = guided_nfe(sampler, nfe) if guide else nfe
-    print(f"wrote {path}: {count} images, {sampler}, NFE {cost}", flush=True)
 
 
 def sample(args: argparse.Namespace) -> None:

@@ -36,7 +36,7 @@ from ogdm_core.config import OGDMConfig
 from ogdm_core.files import sha256
 from run.alone import alone
 from run.provenance import commit, cores, versions
-from run.quickstart.settings import EXPERIMENTS, GAMMA, fill_in, seeds
+from run.quickstart.settings import EXPERIMENTS, GAMMA, fill_in
 
 PACKAGES = ("torch", "diffusers", "accelerate", "numpy", "scikit-learn", "ogdm")
 
@@ -48,7 +48,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, OGDMConfig]:
     add("--out", type=Path, default=Path("out/quickstart"), help="folder to write")
     add("--data", choices=tuple(EXPERIMENTS), default="mnist",
         help="mnist: 16x16; digits: 8x8, half the time (default: mnist)")  # fmt: skip
-    add("--seeds", type=seeds, default=[0], metavar="0,1,...",
+    add("--seeds", type=flags.numbers(int, 0, 2**31), default=[0], metavar="0,1,...",
         help="seeds; each gets its own pair of fine-tunes (default: 0)")  # fmt: skip
     add("--steps", type=count, help="steps of each fine-tune (default: by data set)")
     add("--control-steps", type=count, help="steps of the control (default: as many as OGDM's); "

@@ -5,7 +5,6 @@ python -m run.quickstart.score MODEL --data mnist --output rows.json
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 from collections.abc import Callable
@@ -18,14 +17,13 @@ from torch import Tensor
 
 from ogdm_core.files import check_writable, sha256, whole, write_json
 from ogdm_core.flags import Parser, number
-from ogdm_core.guidance import Guide, guided, once_per_step
 from ogdm_core.progress import Progress
-from ogdm_core.random import generator_of
-from ogdm_core.samplers import sample, steps_for_nfe
+from ogdm_core.samplers import sample
 from ogdm_core.solvers import step
 from ogdm_core.splice.diffusers import make_eps_fn, schedule_of
 from ogdm_core.trainer import images as data_sets
 from ogdm_core.trainer.train import check_model, load_model
+from run.draw import cells, draw, labels
 from run.evaluate import classifier as features
 from run.evaluate import metrics
 
@@ -36,51 +34,6 @@ GRID = {
     "heun": (5, 11),
 }
 STEPS = 10  # of the trajectories that are kept
-
-
-def cells(text: str) -> list[tuple[str, int]]:
-    """'euler-5,s-pndm-10' as (sampler, NFE) pairs; raises what argparse shows."""
-    pairs = [cell.rpartition("-")[::2] for cell in text.split(",")]
-    try:
-        found = [(sampler, int(nfe)) for sampler, nfe in pairs]
-        for sampler, nfe in found:
-            steps_for_nfe(sampler, nfe)
-    except ValueError as error:
-        words = f"{text!r}: {error}; give SAMPLER-NFE[,...], such as euler-5,s-pndm-10"
-        raise argparse.ArgumentTypeError(words) from None
-    return found
-
-
-def labels(unet: Any, noise: Tensor) -> Tensor | None:
-    """Image i is of class i mod classes; None for a model without classes."""
-    classes = unet.config.num_class_embeds or 0
-    return torch.arange(len(noise), device=noise.device) % classes if classes else None
-
-
-def draw(
-    unet: Any, scheduler: Any, noise: Tensor, sampler: str, nfe: int, batch: int = 64, *,
-    discretisation: str | None = None, guide: Guide | None = None, weight: float = 1.0,
-) -> Tensor:  # fmt: skip
-    """Samples [N, C, H, W] in [-1, 1] from unit noise; image i is of class i mod classes.
-
-    guide, weight   corrects eps once per step (`ogdm_core.guidance`)
-    """
-    schedule = schedule_of(scheduler)
-    label, parts = labels(unet, noise), []
-    progress = Progress(f"{sampler} {nfe}: image", len(noise))
-    for i in range(0, len(noise), batch):
-        part = None if label is None else label[i : i + batch]
-        eps_fn = make_eps_fn(unet, schedule, scheduler.config.prediction_type, part)
-        if guide is not None:
-            turns = once_per_step(sampler, nfe)
-            eps_fn = guided(eps_fn, guide, schedule, weight, part, turns)
-        x = sample(
-            eps_fn, schedule.prior(noise[i : i + batch]), schedule, sampler=sampler, nfe=nfe,
-            discretisation=discretisation, generator=generator_of("steps", i, device=noise.device),
-        )  # fmt: skip
-        parts.append(x.clamp(-1, 1))
-        progress.update(min(i + batch, len(noise)))
-    return torch.cat(parts)
 
 
 def denoised(unet: Any, scheduler: Any, noise: Tensor) -> Tensor:

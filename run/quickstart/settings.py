@@ -6,8 +6,6 @@ import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
-from ogdm_core import flags
-
 HERE = Path(__file__).parent
 FINETUNE = "--lr 1e-4 --ema 0.995 --anneal"
 
@@ -42,11 +40,3 @@ def fill_in(args: argparse.Namespace) -> None:
     for name, value in OGDM.items():
         if getattr(args, name) is None:
             setattr(args, name, value)
-
-
-def seeds(text: str) -> list[int]:
-    """0,1,2 as numbers, no two of them alike: a seed's runs have one folder."""
-    found = [int(flags.number(int, 0, 2**31)(s)) for s in text.split(",")]
-    if len(set(found)) < len(found):
-        raise argparse.ArgumentTypeError(f"{text} is not allowed; name each seed once")
-    return found

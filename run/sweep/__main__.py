@@ -42,7 +42,7 @@ class Arm:
 
 def parse(argv: list[str]) -> tuple[argparse.Namespace, list[Arm]]:
     """The flags, with Snakemake's as `native`, and the fine-tunes, controls first."""
-    from run.quickstart.settings import EXPERIMENTS, fill_in, seeds
+    from run.quickstart.settings import EXPERIMENTS, fill_in
 
     cut = argv.index("--") if "--" in argv else len(argv)
     p = flags.Parser(prog="run/sweep.sh", description=__doc__)
@@ -57,7 +57,8 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[Arm]]:
     add("--steps", type=count, default=2000, help="of each fine-tune (default: 2000)")
     add("--samples", type=flags.number(int, 100), default=2500, help="images per sampler and NFE "
         "(default: 2500)")  # fmt: skip
-    add("--seeds", type=seeds, default=[0], metavar="0,1,...", help="(default: 0)")
+    add("--seeds", type=flags.numbers(int, 0, 2**31), default=[0], metavar="0,1,...",
+        help="(default: 0)")  # fmt: skip
     add("--jobs", type=count, default=1, help="fine-tunes side by side (default: 1)")
     add("--slurm", action="store_true", help="submit the jobs to Slurm")
     add("--gpus", type=flags.number(int, 0, 2), default=0, help="GPUs that each job asks Slurm for")
@@ -125,7 +126,8 @@ def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     args, arms = parse(argv)
     from ogdm_core.trainer.train import check_model
-    from run.quickstart.score import cells, classifier_path, ensure_classifier
+    from run.draw import cells
+    from run.quickstart.score import classifier_path, ensure_classifier
     from run.tables.jobs import chain
     from run.tables.workflow import workflow
 

@@ -10,7 +10,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from ogdm_core.flags import Parser, number
+from ogdm_core.flags import Parser, number, numbers
 from run.provenance import ROOT, cores
 
 from .scale import NAMES
@@ -29,12 +29,12 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("number", type=int, choices=REPRODUCED, help=argparse.SUPPRESS)
     add = p.add_argument_group("what").add_argument
     add("--rows",        metavar="NAME[,NAME]", action="append", default=[], help="rows by name or glob, as in 'cifar10-edm-*' (default: all; --list shows them)")
-    add("--nfes",        metavar="N[,N]", type=numbers(1), default=(), help="network evaluations, as in 10,20 (default: the table's)")
+    add("--nfes",        metavar="N[,N]", type=numbers(int, 1), default=(), help="network evaluations, as in 10,20 (default: the table's)")
     add("--images",      metavar="N", type=number(int, 4), default=0, help="samples per cell, 4 or more: recall looks at three neighbours (default: 50000; 2500 at the cpu scales, 16 in a smoke run)")
     add("--checkpoint",  metavar="ROW=PATH", type=checkpoint, action="append", default=[], help="weights to sample in place of training the row; fine-tunes of a baseline that is given start from them")
     add("--set",         metavar="ROW:--FLAG=VALUE", type=native_flag, action="append", default=[], help="a native flag of a row's training (ROW by name or glob), as in 'cifar10-adm-*:--num_heads=4', and of its sampling where that has the flag too; ROW:sample:--FLAG=VALUE of its sampling alone")
     add("--scale",       choices=NAMES, default="paper", help="cpu: fine-tunes of small networks on digits and their controls, on a CPU, about an hour; cpu-mnist: the same on MNIST, longer; smoke: tiny networks, a few steps, to see that all commands run")
-    add("--seeds",       "--seed", metavar="N[,N]", type=numbers(0), default=(), help="of sampling, of training (EDM, LDM), and of OGDM at the cpu scales; several give mean and spread (default: 0; 0,1,2 at the cpu scales). Baselines are trained by the first one")
+    add("--seeds",       "--seed", metavar="N[,N]", type=numbers(int, 0), default=(), help="of sampling, of training (EDM, LDM), and of OGDM at the cpu scales; several give mean and spread (default: 0; 0,1,2 at the cpu scales). Baselines are trained by the first one")
     add("--from-scratch", action="store_true", help="cpu scales: train the baselines, too, in place of the shipped ones")
     add = p.add_argument_group("where and how").add_argument
     add("--gpus",        metavar="N", type=number(int, 1), default=1, help="processes per command, one per GPU (default: 1)")
@@ -92,16 +92,6 @@ Needs run/setup.sh once, for the codebases. docs/tables.md has more."""
 # fmt: on
 
 
-def numbers(low: int):
-    """The type of a flag with whole numbers from `low` on, 10,20; large ones first."""
-
-    def parse(text: str) -> tuple[int, ...]:
-        one = number(int, low)
-        return tuple(sorted({one(part) for part in text.split(",")}, reverse=low > 0))
-
-    return parse
-
-
 def checkpoint(text: str) -> tuple[str, str]:
     """(row, path or URL) of ROW=PATH."""
     name, equals, path = text.partition("=")
@@ -144,10 +134,10 @@ def options_from(args: argparse.Namespace):
     return Options(
         number=args.number,
         rows=tuple(name for text in args.rows for name in text.split(",") if name),
-        nfes=args.nfes, images=args.images, checkpoints=tuple(args.checkpoint), sets=tuple(args.set),
+        nfes=tuple(sorted(args.nfes, reverse=True)), images=args.images, checkpoints=tuple(args.checkpoint), sets=tuple(args.set),
         scale=scale, from_scratch=args.from_scratch, out=out_of(args).absolute(), data=args.data.absolute(),
         weights=str(Path(args.weights).absolute()) if args.weights else "", features=args.features,
-        evaluator=args.evaluator, seeds=args.seeds or scale.seeds, jobs=jobs, slurm=args.slurm,
+        evaluator=args.evaluator, seeds=tuple(sorted(args.seeds)) or scale.seeds, jobs=jobs, slurm=args.slurm,
         engine=Engine(args.gpus, args.nodes, "", args.third_party.absolute(), threads),
     )  # fmt: skip
 
@@ -165,7 +155,7 @@ def main(argv: list[str] | None = None) -> int:
         if args.number in ASSEMBLED:
             from . import assembled
 
-            return assembled.main(args, argv)
+            return assembled.main(args, argv, out_of(args))
         return command(args, argv)
     except KeyboardInterrupt:
         _say("stopped; the same command continues")

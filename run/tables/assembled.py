@@ -9,17 +9,13 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from run.provenance import commit, versions
-
 from . import paper, table
 from .jobs import read_json
 from .scale import get_scale
-from .worker import PACKAGES
 
 # Row of the table -> the table and row that it repeats; by NFE where the paper took the best.
 _OGDM = {25: (2, "cifar10-edm-ogdm-ft-heun"), 20: (1, "cifar10-edm-ogdm-ft"),
@@ -47,7 +43,7 @@ NOTES = {
 }
 
 
-def main(args: argparse.Namespace, argv: list[str]) -> int:
+def main(args: argparse.Namespace, argv: list[str], out: Path) -> int:
     """Exit status 0 also where numbers are missing."""
     number = args.number
     if args.list:
@@ -56,11 +52,10 @@ def main(args: argparse.Namespace, argv: list[str]) -> int:
             repeated = [f"Table {s[0]}: {s[1]}" for s in dict.fromkeys(sources) if s]
             print(name, *repeated, sep="\n  ")
         return 0
-    smoke = args.scale == "smoke"
-    out = args.out or Path("out") / ("tables-smoke" if smoke else "tables")
     command = shlex.join([f"run/reproduce_table{number}.sh", *argv[1:]])
-    words = ["--out", str(args.out)] * bool(args.out) + ["--scale", "smoke"] * smoke
-    results = collect(number, out.absolute(), smoke, command)
+    words = ["--out", str(args.out)] * bool(args.out)
+    words += ["--scale", args.scale] * (args.scale != "paper")
+    results = collect(number, out.absolute(), args.scale, command)
     results["notes"] += missing(results, words)
     if args.dry_run:
         print(*missing(results, words), sep="\n")
@@ -92,24 +87,13 @@ def scores(out: Path, number: int, row: str, nfe: int) -> dict[str, Any]:
     return {}
 
 
-def collect(number: int, out: Path, smoke: bool, command: str) -> dict[str, Any]:
+def collect(number: int, out: Path, scale: str, command: str) -> dict[str, Any]:
     """As `table.collect`, from the scores that are in `out`."""
-    title = f"Table {number}. {paper.CAPTIONS[number]}"
     by_row = groupby(paper.table(number).rows, key=lambda cell: cell.row)
     rows = [_row(list(cells), number, out) for _, cells in by_row]
     methods = "".join(row["method"] for row in rows)
-    return {
-        "title": f"{get_scale('smoke').title} ({title})" if smoke else title,
-        "number": number,
-        "smoke": smoke,
-        "controls": False,
-        "command": command,
-        "written": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": commit(),
-        "versions": versions(PACKAGES),
-        "notes": [f"{mark} {text}" for mark, text in NOTES.items() if mark in methods],
-        "rows": rows,
-    }
+    notes = [f"{mark} {text}" for mark, text in NOTES.items() if mark in methods]
+    return table.about(number, get_scale(scale), command) | {"notes": notes, "rows": rows}
 
 
 def _row(cells: list[paper.Row], number: int, out: Path) -> dict[str, Any]:

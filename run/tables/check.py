@@ -137,31 +137,20 @@ def _evaluator(options: Options) -> list[str]:
     from run.evaluate.features import check_features
 
     net, weights = options.net, Path(options.weights) if options.weights else None
-    if options.evaluator == "adm":
-        what = "--features" if options.features else f"--scale {options.scale.name}'s features"
-        wrong = {
-            f"guided-diffusion's knows Inception only, not {what}; leave out one of the two": net,
-            f"there is no {adm.EVALUATOR}; run/setup.sh guided-diffusion fetches it":
-                not adm.EVALUATOR.is_file(),
-            f"--weights {weights}: no such file; guided-diffusion's evaluator reads {adm.GRAPH}, "
-            "and fetches it without the flag": weights and not weights.is_file(),
-        }  # fmt: skip
-        return [f"--evaluator adm: {text}" for text, true in wrong.items() if true]
+    what = "--features" if options.features else f"--scale {options.scale.name}'s features"
+    if net and options.evaluator == "adm":
+        return [f"--evaluator adm: guided-diffusion's knows Inception only, not {what}; leave out "
+                "one of the two"]  # fmt: skip
     if net and weights:
-        what = "--features" if options.features else f"--scale {options.scale.name}'s features"
         return [f"--weights {weights}: these are Inception's, which {what} take the place of; "
                 "leave out --weights"]  # fmt: skip
-    if net == CLASSIFIER:
-        return []
     try:
-        check_features(net, weights)
-        name, colon, _ = net.partition(":")
-        if colon and importlib.util.find_spec(name) is None:
-            raise ImportError
+        if options.evaluator == "adm":
+            adm.check_files(weights)
+        elif net != CLASSIFIER:
+            check_features(net, weights)
     except ValueError as error:
         return [" ".join(str(error).split())]
-    except ImportError:  # of the module, or of the package around it
-        return [f"--features: there is no module {name} to import; put its folder on PYTHONPATH"]
     return []
 
 

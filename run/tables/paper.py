@@ -67,7 +67,6 @@ class Table:
     """One table of the paper, rows in its order, each experiment's NFEs together."""
 
     number: int
-    caption: str
     rows: tuple[Row, ...]
 
     @property
@@ -104,7 +103,7 @@ def table(number: int) -> Table:
         )
     with data_file(number).open(newline="") as file:
         rows = tuple(_row(line) for line in csv.DictReader(file))
-    return Table(number, CAPTIONS[number], rows)
+    return Table(number, rows)
 
 
 def _row(line: dict[str, str]) -> Row:
@@ -142,4 +141,4 @@ def with_controls(table: Table, nfes: Mapping[str, Sequence[int]]) -> Table:
         ):
             rows += [replace(theirs.get(nfe, empty), row=row, method=method, preset=trained_by,
                              nfe=nfe) for nfe in nfes[first.sampler]]  # fmt: skip
-    return Table(table.number, table.caption, tuple(rows))
+    return Table(table.number, tuple(rows))

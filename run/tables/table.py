@@ -20,6 +20,7 @@ from run.provenance import commit, versions
 from . import paper
 from .jobs import Job, read_json
 from .rows import Options, Row
+from .scale import Scale
 from .worker import LOG, PACKAGES
 
 OPEN = "–"
@@ -34,22 +35,28 @@ CSV = ("row", "dataset", "method", "sampler", "nfe", "status", "fid", "paper_fid
 # ---- what is there ------------------------------------------------------------------------------
 
 
-def collect(options: Options, rows: list[Row], command: str) -> dict[str, Any]:
-    """One entry per row; the other files are written from it, and it is table<N>.json."""
-    table, scale = options.table, options.scale
-    title = f"Table {table.number}. {table.caption}"
-    results = {
+def about(number: int, scale: Scale, command: str) -> dict[str, Any]:
+    """What a table's results begin with: its title, and where they come from."""
+    title = f"Table {number}. {paper.CAPTIONS[number]}"
+    return {
         "title": f"{scale.title} ({title})" if scale.title else title,
-        "number": table.number,
+        "number": number,
         "scale": scale.name,
         "smoke": scale.name == "smoke",
         "controls": scale.controls,
-        "samples": options.samples,
-        "seeds": list(options.seeds),
         "command": command,
         "written": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": commit(),
         "versions": versions(PACKAGES),
+    }
+
+
+def collect(options: Options, rows: list[Row], command: str) -> dict[str, Any]:
+    """One entry per row; the other files are written from it, and it is table<N>.json."""
+    scale = options.scale
+    results = about(options.number, scale, command) | {
+        "samples": options.samples,
+        "seeds": list(options.seeds),
         "rows": [_row(options, list(seeds)) for _, seeds in groupby(rows, key=lambda r: r.name)],
     }
     for _, group in _groups(results) if scale.controls else ():

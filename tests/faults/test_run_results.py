@@ -38,7 +38,7 @@ FLAGS = {
     ),
     "quickstart: seed": (quickstart.main, ["--seeds", f"0,{2**40}"], "--seeds"),
     "quickstart: seed below 0": (quickstart.main, ["--seeds=-1"], "--seeds"),
-    "quickstart: seed twice": (quickstart.main, ["--seeds", "1,0,1"], "name each seed once"),
+    "quickstart: seed twice": (quickstart.main, ["--seeds", "1,0,1"], "name each once"),
     "quickstart: out": (quickstart.main, ["--out", "file/x"], "file"),
     "toy: out": (toy.main, ["--out", "file/x"], "file"),
     "toy: seed": (toy.main, ["--seed", str(2**70)], "--seed"),
