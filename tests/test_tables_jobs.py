@@ -242,6 +242,10 @@ def test_a_packed_baseline_is_the_ema_in_the_backbones_own_format(tmp_path, back
     packed, back = tmp_path / "x.safetensors", tmp_path / "back.pt"
     baselines.main(["pack", backbone, str(native), str(packed)])
     baselines.main(["unpack", backbone, str(packed), str(back)])
+    for way, file in (("pack", native), ("unpack", packed)):
+        (tmp_path / "cut").write_bytes(file.read_bytes()[:99])
+        with pytest.raises(SystemExit, match=r"error: .*cut is "):
+            baselines.main([way, backbone, str(tmp_path / "cut"), str(tmp_path / "none")])
     found = torch.load(back, weights_only=True)
     if backbone == "ldm":
         found = found["state_dict"]

@@ -19,10 +19,11 @@ import sys
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from ogdm_core.checkpoints import reading
 from ogdm_core.files import whole
 from ogdm_core.flags import Parser
 from run.provenance import ROOT
@@ -41,9 +42,10 @@ def pack(backbone: str, checkpoint: Path) -> tuple[Weights, dict[str, str]]:
             net = careful_pickle.load(file)["ema"]
         made = [type(net).__name__, list(net.init_args), dict(net.init_kwargs)]
         return net.state_dict(), {CONSTRUCTOR: json.dumps(made)}
-    state = torch.load(checkpoint, map_location="cpu", weights_only=True)
+    with reading(checkpoint):
+        state = torch.load(checkpoint, map_location="cpu", weights_only=True)
+        state = state["state_dict"] if backbone == "ldm" else state
     if backbone == "ldm":
-        state = state["state_dict"]
         ema = {f"model.{name}": name.replace(".", "") for name in _names(state, "model.")}
         state = {n: state.get(f"model_ema.{ema[n]}" if n in ema else n, state[n]) for n in state
                  if n in ema or n.startswith("first_stage_model.")}  # fmt: skip
@@ -87,6 +89,8 @@ def main(argv: list[str] | None = None) -> None:
         convert(args)
     except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")
+    except SafetensorError as error:
+        sys.exit(f"error: {args.source} is no safetensors file ({error})")
 
 
 def convert(args: argparse.Namespace) -> None:
