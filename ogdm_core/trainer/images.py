@@ -128,10 +128,8 @@ class Folder(Images):
         image = open_image(path, path)
         image = image.convert("L" if image.mode in ("1", "L") and not self._exact else "RGB")
         if not self._exact:
-            side = min(image.size)
-            left, top = (image.width - side) // 2, (image.height - side) // 2
-            image = image.crop((left, top, left + side, top + side))
-            if self._side and self._side != side:
+            image = central_square(image)
+            if self._side and self._side != image.width:
                 image = image.resize((self._side, self._side), Image.Resampling.LANCZOS)
         pixels = np.asarray(image)
         return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
@@ -155,6 +153,13 @@ def open_image(file: Path | IO[bytes], name: object) -> Image.Image:
     if mode.startswith(("I", "F")):  # 16 or 32 bits: converting them clips, to white for the most
         raise ImageError(f"{name} has mode {mode}; save it as 8-bit RGB or grey")
     return image
+
+
+def central_square(image: Image.Image) -> Image.Image:
+    """The largest square in the middle of a picture."""
+    side = min(image.size)
+    left, top = (image.width - side) // 2, (image.height - side) // 2
+    return image.crop((left, top, left + side, top + side))
 
 
 def _kind(shape: tuple[int, ...]) -> str:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from ogdm_core.flags import Parser
 
-from . import celeba, cifar10, lsun
+from . import celeba, cifar10, lsun, lsun_reference
 
-DATASETS = {"celeba": celeba, "cifar10": cifar10, "lsun": lsun}
+DATASETS = {"celeba": celeba, "cifar10": cifar10, "lsun": lsun, "lsun-reference": lsun_reference}
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:

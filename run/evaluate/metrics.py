@@ -78,8 +78,9 @@ def frechet_distance(mu1: Any, cov1: Any, mu2: Any, cov2: Any) -> float:
     fire) needs no multiple of the identity added, which is what ADM's evaluator falls back to when
     its square root fails. A RuntimeWarning reports it, for FID is then biased upwards.
     """
-    mu1, cov1 = _gaussian(mu1, cov1, "1")
-    mu2, cov2 = _gaussian(mu2, cov2, "2")
+    mu1, mu2 = (torch.as_tensor(mu).double() for mu in (mu1, mu2))
+    cov1, cov2 = (torch.as_tensor(cov).double() for cov in (cov1, cov2))
+    cov1, cov2 = ((cov + cov.T) / 2 for cov in (cov1, cov2))
     if mu1.shape != mu2.shape:
         raise ValueError(
             f"the statistics come from different feature nets: {len(mu1)} against {len(mu2)} "
@@ -215,16 +216,3 @@ def _features_of_one_net(**sets: Any) -> list[Tensor]:
             "compute both with the same feature net"
         )
     return [x for _, x in checked]
-
-
-def _gaussian(mu: Any, cov: Any, name: str) -> tuple[Tensor, Tensor]:
-    mu, cov = (torch.as_tensor(t).detach().double() for t in (mu, cov))
-    mu, cov = mu.reshape(-1), cov.reshape(1, 1) if cov.numel() == 1 else cov
-    if cov.shape != (len(mu), len(mu)):
-        raise ValueError(
-            f"cov{name} has shape {tuple(cov.shape)}, but mu{name} with {len(mu)} features needs "
-            f"({len(mu)}, {len(mu)})"
-        )
-    if not bool(mu.isfinite().all() and cov.isfinite().all()):
-        raise ValueError(f"mu{name} or cov{name} holds NaN or infinity: recompute the statistics")
-    return mu, (cov + cov.T) / 2

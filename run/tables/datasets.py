@@ -51,7 +51,7 @@ def real(preset: Preset, out: Path, data: Path, engine: Engine) -> tuple[Job, Jo
         place = data / f"lsun-{REFERENCE_SIZE}"
         return images, Job(
             "lsun-church-reference", "data", out, {"crop": REFERENCE_SIZE},
-            lambda _: module("run.tables.reference", images.output, place,
+            lambda _: module("run.data", "lsun-reference", images.output, place,
                              **{"--size": REFERENCE_SIZE}),
             str(place), needs=(images,),
         )  # fmt: skip
