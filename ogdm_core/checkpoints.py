@@ -83,6 +83,19 @@ def newest_whole(paths: Iterable[str | os.PathLike]) -> str:
     return f"the newest whole one is {max(whole, key=os.path.getmtime)}"
 
 
+def read_safetensors(
+    path: str | os.PathLike, device: torch.device | str = "cpu"
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors of a file and the texts beside them."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(os.fspath(path), "pt", device=str(device)) as file:
+            return {n: file.get_tensor(n) for n in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    except SafetensorError as error:
+        raise DamagedError(f"{path} is not a safetensors file ({error})") from error
+
+
 # ---- files that are programs --------------------------------------------------------------------
 
 

@@ -5,15 +5,17 @@ EDM              click_options(command)      --ogdm --ogdm-k=0.2
 LDM              OGDMConfig.from_mapping     model.params.ogdm.k: 0.2
 launchers        to_flags, to_words          {"ogdm": "True", "ogdm_k": "0.2", ...}, or as words
 
-`Parser`, `number` and `numbers` are for the command lines of our own.
+`Parser`, `number`, `numbers` and `errors_in_one_line` are for the command lines of our own.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
+import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import Field, fields
 from typing import Any, NoReturn
 
@@ -144,6 +146,16 @@ def numbers(kind: type, low: float, high: float = math.inf) -> Callable[[str], l
         return found
 
     return parse
+
+
+@contextlib.contextmanager
+def errors_in_one_line() -> Iterator[None]:
+    """Decorates a command's `main`: what its user can mend ends the program, with status 2."""
+    try:
+        yield
+    except (ValueError, OSError, ImportError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from error
 
 
 def _dest(f: Field) -> str:

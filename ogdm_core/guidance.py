@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .checkpoints import read_safetensors
 from .discriminator import KINDS
 from .files import whole
 from .samplers import get_sampler, steps_for_nfe
@@ -131,14 +132,7 @@ def save_guide(path: str | os.PathLike, guide: Guide, **notes: Any) -> None:
 
 def load_guide(path: str | os.PathLike, device: torch.device | str = "cpu") -> Guide:
     """The guide that `save_guide` wrote, ready to sample with."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(os.fspath(path), "pt", device=str(device)) as file:
-            about = file.metadata() or {}
-            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except SafetensorError as error:
-        raise ValueError(f"{path} is not a safetensors file ({error})") from error
+    weights, about = read_safetensors(path, device)
     if about.get("format") != FORMAT:
         raise ValueError(f"{path} is not a guide; `run/guidance.sh train` makes one")
     whole_numbers = {name: int(about[name]) for name in ("channels", "size", "labels")}

@@ -1,7 +1,9 @@
 """Shared fixtures: pristine and patched copies of the upstream codebases. And a plain summary."""
 
+import contextlib
 import functools
 import os
+import re
 import subprocess
 from collections import Counter
 from pathlib import Path
@@ -28,6 +30,20 @@ def pytest_collection_modifyitems(config, items):
 
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture
+def refused(capsys):
+    """`with refused(TEXT):` a command ends with status 2 and an error that matches."""
+
+    @contextlib.contextmanager
+    def check(text: str):
+        with pytest.raises(SystemExit) as end:
+            yield
+        said = capsys.readouterr().err
+        assert end.value.code == 2 and "error: " in said and re.search(text, said), said
+
+    return check
 
 
 @pytest.fixture(scope="session")

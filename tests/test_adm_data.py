@@ -66,32 +66,32 @@ def test_a_second_run_makes_only_what_is_missing(cifar, tmp_path, capsys):
     assert len(list(tmp_path.iterdir())) == 21  # the images and their record
 
 
-def test_counts_are_checked(cifar, tmp_path):
+def test_counts_are_checked(cifar, tmp_path, refused):
     source = str(cifar[0] / cifar10.ARCHIVE)
-    with pytest.raises(SystemExit, match="holds 20 images, not 50,000; check that the source"):
+    with refused("holds 20 images, not 50,000; check that the source"):
         main(["cifar10", source, str(tmp_path)])
-    with pytest.raises(SystemExit, match="not 19; give an empty folder"):
+    with refused("not 19; give an empty folder"):
         main(["cifar10", source, str(tmp_path), "--expect", "19"])
-    with pytest.raises(SystemExit, match="begun as .*train.*give another folder"):
+    with refused("begun as .*train.*give another folder"):
         main(["cifar10", source, str(tmp_path), "--split", "test"])
 
 
-def test_cifar10_is_not_a_way_to_run_code(tmp_path):
+def test_cifar10_is_not_a_way_to_run_code(tmp_path, refused):
     class Attack:
         def __reduce__(self):
             return os.system, ("echo attacked",)
 
     for name in cifar10.BATCHES["train"]:
         (tmp_path / name).write_bytes(pickle.dumps(Attack(), protocol=2))
-    with pytest.raises(SystemExit, match="not CIFAR-10"):
+    with refused("not CIFAR-10"):
         main(["cifar10", str(tmp_path), str(tmp_path / "out")])
 
 
-def test_cifar10_says_what_it_wants(tmp_path):
-    with pytest.raises(SystemExit, match="has no data_batch_1; expected cifar-10-batches-py"):
+def test_cifar10_says_what_it_wants(tmp_path, refused):
+    with refused("has no data_batch_1; expected cifar-10-batches-py"):
         main(["cifar10", str(tmp_path), str(tmp_path / "out")])
     (tmp_path / "data_batch_1").write_bytes(b"")
-    with pytest.raises(SystemExit, match="neither cifar-10-python.tar.gz"):
+    with refused("neither cifar-10-python.tar.gz"):
         main(["cifar10", str(tmp_path / "data_batch_1"), str(tmp_path / "out")])
 
 
@@ -129,33 +129,33 @@ def test_celeba_crops_as_ddim_does(faces, source, tmp_path):
         assert (pixels == (255, number, 0)).all()  # the face, the whole face, nothing but the face
 
 
-def test_celeba_centre_crop_and_size(faces, tmp_path):
+def test_celeba_centre_crop_and_size(faces, tmp_path, refused):
     flags = ["--first", "2", "--crop", "center", "--size", "89"]
     main(["celeba", str(faces), str(tmp_path), *flags])
     pixels = np.asarray(Image.open(tmp_path / "000001.png")).astype(int)
     assert pixels.shape == (89, 89, 3)
     assert (pixels[..., 2] < 20).all() and (pixels[:10] == (0, 255, 0)).all()
     assert json.loads((tmp_path / "prepared.json").read_text())["crop"] == "center"
-    with pytest.raises(SystemExit, match="begun as .*center.*give another folder"):
+    with refused("begun as .*center.*give another folder"):
         main(["celeba", str(faces), str(tmp_path), "--first", "2"])
 
 
-def test_celeba_splits_and_errors(faces, tmp_path):
+def test_celeba_splits_and_errors(faces, tmp_path, refused):
     assert (len(celeba.SPLITS["train"]), len(celeba.SPLITS["all"])) == (162_770, 202_599)
-    with pytest.raises(SystemExit, match="has no 000007.jpg; expected img_align_celeba, complete"):
+    with refused("has no 000007.jpg; expected img_align_celeba, complete"):
         main(["celeba", str(faces), str(tmp_path / "a")])
     with pytest.raises(ValueError, match="is 64x64, not 178x218: take the aligned"):
         celeba.crop(Image.new("RGB", (64, 64)))
 
 
-def test_download_goes_through_torchvision(cifar, tmp_path, monkeypatch):
+def test_download_goes_through_torchvision(cifar, tmp_path, monkeypatch, refused):
     asked = []
     datasets = types.SimpleNamespace(CIFAR10=lambda **kwargs: asked.append(kwargs))
     monkeypatch.setitem(sys.modules, "torchvision", types.SimpleNamespace(datasets=datasets))
     main(["cifar10", str(cifar[0]), str(tmp_path / "a"), "--expect", "20", "--download"])
     assert asked == [{"root": str(cifar[0]), "download": True}]
     monkeypatch.setitem(sys.modules, "torchvision", None)
-    with pytest.raises(SystemExit, match="leave --download out"):
+    with refused("leave --download out"):
         main(["cifar10", str(cifar[0]), str(tmp_path / "b"), "--download"])
 
 

@@ -67,9 +67,9 @@ def methods_of(folder):
     ]  # fmt: skip
 
 
-def draw(out, *words, code=0):
+def draw(out, *words):
     """Runs a command of run/figures.sh that writes to `out`."""
-    assert figures.main([*map(str, words), "--out", str(out)]) == code
+    assert figures.main([*map(str, words), "--out", str(out)]) == 0
 
 
 def read_csv(path):
@@ -136,10 +136,10 @@ def test_source_errors_name_the_file_and_the_remedy(tmp_path):
         method.draw(torch.zeros(2, 0), 7, "euler")
 
 
-def test_wrong_features_are_refused(files, tmp_path, capsys):
-    draw(tmp_path, "teaser", *methods_of(files), "--row", "OGDM:euler", "--nfe", *NFES,
-         "--features", "inception", code=2)  # fmt: skip
-    assert "FILE.pt or pixels" in capsys.readouterr().err
+def test_wrong_features_are_refused(files, tmp_path, refused):
+    with refused("FILE.pt or pixels"):
+        draw(tmp_path, "teaser", *methods_of(files), "--row", "OGDM:euler", "--nfe", *NFES,
+             "--features", "inception")  # fmt: skip
 
 
 # ---------------------------------------------------------------- Fig. 1
@@ -250,11 +250,11 @@ def test_captions_come_from_a_table_by_row_and_by_method(tmp_path):
         assert "not in the results file" in grids.caption(read, method, "euler", 25)
 
 
-def test_a_results_file_without_rows_is_refused(tmp_path, capsys):
+def test_a_results_file_without_rows_is_refused(tmp_path, refused):
     (tmp_path / "results.json").write_text(json.dumps({"rows": [{"method": "a"}]}))
-    draw(tmp_path, "grid", "--method", "A=x/{sampler}-{nfe}", "--results",
-         tmp_path / "results.json", code=2)  # fmt: skip
-    assert "needs rows, each with fid" in capsys.readouterr().err
+    with refused("needs rows, each with fid"):
+        draw(tmp_path, "grid", "--method", "A=x/{sampler}-{nfe}", "--results",
+             tmp_path / "results.json")  # fmt: skip
 
 
 # ---------------------------------------------------------------- nearest neighbours
@@ -307,7 +307,7 @@ def test_neighbours_of_a_model(model, tmp_path):
     assert len(read_csv(tmp_path / "neighbours.csv")) == 5 * 2
 
 
-def test_neighbours_in_inceptions_features(tmp_path, capsys, monkeypatch):
+def test_neighbours_in_inceptions_features(tmp_path, capsys, monkeypatch, refused):
     """By one flag; the net stands in for Inception, whose weights are not at hand."""
     from run.evaluate import features
 
@@ -329,8 +329,8 @@ def test_neighbours_in_inceptions_features(tmp_path, capsys, monkeypatch):
     assert "is not the published file" in printed.err
     assert max(batches) == 64 and sum(batches) == 300
     monkeypatch.undo()
-    draw(tmp_path, *words, tmp_path / "absent.pth", code=2)
-    assert "absent.pth: no such file" in capsys.readouterr().err
+    with refused("absent.pth: no such file"):
+        draw(tmp_path, *words, tmp_path / "absent.pth")
 
 
 @pytest.mark.parametrize("words", [[], ["--samples", "a.npz", "--method", "A=b"]])

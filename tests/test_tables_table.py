@@ -10,8 +10,10 @@ import pytest
 import torch
 from PIL import Image
 
+from run.data import lsun_reference
+from run.data.__main__ import main as prepare
 from run.tables import __main__ as cli
-from run.tables import assembled, digits, paper, reference, smoke, table
+from run.tables import assembled, digits, paper, smoke, table
 from run.tables import results as report
 from run.tables.jobs import chain
 from run.tables.rows import Options, Planner, Row
@@ -270,14 +272,14 @@ def test_digits_carry_their_labels_in_both_ways(tmp_path):
     assert torch.equal(features, smoke.features(torch.stack([images, 255 - images])))
 
 
-def test_reference_images_are_central_squares(tmp_path):
+def test_reference_images_are_central_squares(tmp_path, refused):
     pixels = np.zeros((20, 41, 3), dtype=np.uint8)
     pixels[:, 10:30] = 200
     (tmp_path / "lsun" / "churches").mkdir(parents=True)
     Image.fromarray(pixels).save(tmp_path / "lsun" / "churches" / "a.png")
-    (tmp_path / "lsun" / reference.LIST).write_text("a.png\n")
-    reference.main([str(tmp_path / "lsun"), str(tmp_path / "out"), "--size", "10"])
+    (tmp_path / "lsun" / lsun_reference.LIST).write_text("a.png\n")
+    prepare(["lsun-reference", str(tmp_path / "lsun"), str(tmp_path / "out"), "--size", "10"])
     with Image.open(tmp_path / "out" / "000000.png") as image:
         assert image.size == (10, 10) and np.asarray(image).min() == 200
-    with pytest.raises(SystemExit, match="church_outdoor_train.txt"):
-        reference.main([str(tmp_path), str(tmp_path / "out")])
+    with refused("church_outdoor_train.txt"):
+        prepare(["lsun-reference", str(tmp_path), str(tmp_path / "out")])

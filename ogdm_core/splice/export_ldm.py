@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from ..files import whole
-from ..flags import Parser
+from ..flags import Parser, errors_in_one_line
 
 UPSTREAM_TARGET = "ldm.models.diffusion.ddpm.LatentDiffusion"
 
@@ -59,16 +59,14 @@ def export(checkpoint: str, folder: str) -> None:
     print(f"wrote {out / 'model.ckpt'} and config.yaml, step {kept['global_step']}")
 
 
+@errors_in_one_line()
 def main(argv: list[str] | None = None) -> int:
     """The command line above."""
     parser = Parser(prog="python -m ogdm_core.splice.export_ldm", description=__doc__)
     parser.add_argument("checkpoint", metavar="CKPT", help="as in RUN/checkpoints/last.ckpt")
     parser.add_argument("folder", metavar="DIR", help="gets model.ckpt and config.yaml")
     args = parser.parse_args(argv)
-    try:
-        export(args.checkpoint, args.folder)
-    except OSError as error:
-        parser.error(str(error))
+    export(args.checkpoint, args.folder)
     return 0
 
 

@@ -6,10 +6,9 @@ Can be stopped and started again; counts the images at the end.
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
-from ogdm_core.flags import Parser
+from ogdm_core.flags import Parser, errors_in_one_line
 
 from . import celeba, cifar10, lsun, lsun_reference
 
@@ -28,13 +27,11 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     return p.parse_args(argv)
 
 
+@errors_in_one_line()
 def main(argv: list[str] | None = None) -> None:
     """Prepares one data set; a source that cannot be read ends the program with one line."""
     args = parse(argv)
-    try:
-        DATASETS[args.name].run(args)
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
+    DATASETS[args.name].run(args)
 
 
 if __name__ == "__main__":

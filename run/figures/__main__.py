@@ -26,7 +26,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ogdm_core.flags import Parser, number
+from ogdm_core.flags import Parser, errors_in_one_line, number
 from run.provenance import ROOT
 
 MODULES = {"teaser": "teaser", "grid": "grids", "neighbours": "neighbours", "xi": "xi_figure"}
@@ -106,22 +106,19 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     return main.parse_args(argv)
 
 
+@errors_in_one_line()
 def main(argv: Sequence[str] | None = None) -> int:
     """Draws one figure and prints what it wrote."""
     argv = sys.argv[1:] if argv is None else argv
     args = parse(argv)
     script = ["run/analysis_xi.sh", *argv[1:]] if args.figure == "xi" else ["run/figures.sh", *argv]
-    try:
-        if args.figure == "diagrams":
-            args.out.mkdir(parents=True, exist_ok=True)
-            drawings = (ROOT / "docs" / "figures" / name for name in DIAGRAMS)
-            written = [shutil.copy(file, args.out / file.name) for file in drawings]
-        else:
-            module = importlib.import_module(f"run.figures.{MODULES[args.figure]}")
-            written = module.run(args, shlex.join(script))
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    if args.figure == "diagrams":
+        args.out.mkdir(parents=True, exist_ok=True)
+        drawings = (ROOT / "docs" / "figures" / name for name in DIAGRAMS)
+        written = [shutil.copy(file, args.out / file.name) for file in drawings]
+    else:
+        module = importlib.import_module(f"run.figures.{MODULES[args.figure]}")
+        written = module.run(args, shlex.join(script))
     print(*written, sep="\n")
     return 0
 

@@ -17,7 +17,7 @@ import math
 import sys
 from pathlib import Path
 
-from ogdm_core.flags import Parser, number, numbers
+from ogdm_core.flags import Parser, errors_in_one_line, number, numbers
 
 PROGRAM = "run/guidance.sh"
 
@@ -68,7 +68,6 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add("--count", type=count, default=5000, help="samples that train a guide (default: 5000)")
     add("--steps", type=count, default=2000, help="training steps of a guide (default: 2000)")
     args = p.parse_args(argv)
-    args.error = p.error
     if args.command != "train":
         from ogdm_core.samplers import steps_for_nfe
         from run.draw import cells
@@ -108,15 +107,13 @@ def train(args: argparse.Namespace) -> None:
     print(f"wrote {args.output}: cross-entropy {loss:.4f} on held-out images, 0.6931 is chance")
 
 
+@errors_in_one_line()
 def main(argv: list[str] | None = None) -> int:
     """Runs one command; returns the exit code."""
     args = parse(argv)
     from .compare import compare, sample
 
-    try:
-        {"train": train, "sample": sample, "compare": compare}[args.command](args)
-    except (ValueError, OSError, ImportError) as error:
-        args.error(str(error))
+    {"train": train, "sample": sample, "compare": compare}[args.command](args)
     return 0
 
 

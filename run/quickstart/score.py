@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ogdm_core.files import check_writable, sha256, whole, write_json
-from ogdm_core.flags import Parser, number
+from ogdm_core.flags import Parser, errors_in_one_line, number
 from ogdm_core.progress import Progress
 from ogdm_core.samplers import sample
 from ogdm_core.solvers import step
@@ -68,6 +68,7 @@ def ensure_classifier(out: Path, data: str, say: Callable[[str], None] = print) 
     return path
 
 
+@errors_in_one_line()
 def main(argv: list[str] | None = None) -> int:
     """Writes {"rows": [...], ...} as json, and the first few samples of each cell as npz."""
     p = Parser(prog="python -m run.quickstart.score", description=__doc__)
@@ -83,21 +84,18 @@ def main(argv: list[str] | None = None) -> int:
     add("--classifier", type=Path, help="from save_classifier; absent: trained here")
     add("--noise-seed", type=number(int, 0, 2**63), default=0, help="seed of x_T (default: 0)")
     args = p.parse_args(argv)
-    try:
-        check_model(args.model)
-        check_writable(args.output)
-        images = data_sets.load(args.data, args.size)
-        if args.classifier:
-            classifier, accuracy = features.load_classifier(args.classifier, images)
-        else:
-            print("training a classifier whose features FID is measured in", flush=True)
-            classifier, accuracy = features.train_classifier(images)
-        unet, scheduler = load_model(args.model)
-        most, steps = max(nfe for _, nfe in args.cells), len(scheduler)
-        if most > steps:
-            raise ValueError(f"{args.model} has {steps} time steps; the grid of NFEs needs {most}")
-    except (ValueError, OSError, ImportError) as error:
-        p.error(str(error))
+    check_model(args.model)
+    check_writable(args.output)
+    images = data_sets.load(args.data, args.size)
+    if args.classifier:
+        classifier, accuracy = features.load_classifier(args.classifier, images)
+    else:
+        print("training a classifier whose features FID is measured in", flush=True)
+        classifier, accuracy = features.train_classifier(images)
+    unet, scheduler = load_model(args.model)
+    most, steps = max(nfe for _, nfe in args.cells), len(scheduler)
+    if most > steps:
+        raise ValueError(f"{args.model} has {steps} time steps; the grid of NFEs needs {most}")
     real = classifier.features(images.all())
     half = real[torch.randperm(len(real), generator=torch.Generator().manual_seed(0))]
     half_fid = metrics.fid(*half.tensor_split(2))
@@ -120,12 +118,9 @@ def main(argv: list[str] | None = None) -> int:
     if args.keep:
         kept["trajectory"] = denoised(unet, scheduler, noise[: args.keep]).cpu().numpy()
     found = {"rows": rows, "classifier_accuracy": accuracy, "half_fid": half_fid}
-    try:
-        with whole(args.output.with_suffix(".npz")) as file:
-            np.savez_compressed(file, **kept)
-        write_json(args.output, found)
-    except OSError as error:
-        p.error(str(error))
+    with whole(args.output.with_suffix(".npz")) as file:
+        np.savez_compressed(file, **kept)
+    write_json(args.output, found)
     return 0
 
 

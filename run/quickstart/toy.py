@@ -119,6 +119,7 @@ def plot(samples: dict[str, dict[int, Tensor]], off: dict[str, dict[int, float]]
     style.save(fig, path, command)
 
 
+@flags.errors_in_one_line()
 def main(argv: list[str] | None = None) -> int:
     """Trains, samples, prints the distances, writes toy.png and toy.json."""
     argv = sys.argv[1:] if argv is None else argv
@@ -132,10 +133,7 @@ def main(argv: list[str] | None = None) -> int:
     p.set_defaults(ogdm_k=0.5, ogdm_gamma=0.1)
     args = p.parse_args(argv)
     config = flags.from_args(vars(args) | {"ogdm": True})
-    try:
-        check_writable(args.out / "toy.json")
-    except OSError as error:
-        p.error(str(error))
+    check_writable(args.out / "toy.json")
     print("three trainings of an MLP: the baseline, the control, OGDM", flush=True)
     torch.set_num_threads(1)  # tiny tensors: more threads only wait for each other
     schedule = DiscreteVP.linear(sigma_data=1.0)
@@ -155,11 +153,8 @@ def main(argv: list[str] | None = None) -> int:
     for method, by_nfe in off.items():
         print(f"{method:<8}" + "".join(f"{d:>9.4f}" for d in by_nfe.values()))
     record = {"command": command, "mean_distance": off, "ogdm": config.to_dict()}
-    try:
-        write_json(args.out / "toy.json", record)
-        plot(samples, off, args.out / "toy.png", command)
-    except OSError as error:
-        p.error(str(error))
+    write_json(args.out / "toy.json", record)
+    plot(samples, off, args.out / "toy.png", command)
     print(args.out / "toy.png")
     return 0
 

@@ -13,19 +13,17 @@ Numbers are kept in half precision, which is enough to start a fine-tune from.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from ogdm_core.checkpoints import reading
+from ogdm_core.checkpoints import read_safetensors, reading
 from ogdm_core.files import whole
-from ogdm_core.flags import Parser
+from ogdm_core.flags import Parser, errors_in_one_line
 from run.provenance import ROOT
 from run.train.commands import UPSTREAM
 
@@ -76,6 +74,7 @@ def _names(state: Weights, prefix: str) -> list[str]:
     return [name.removeprefix(prefix) for name in state if name.startswith(prefix)]
 
 
+@errors_in_one_line()
 def main(argv: list[str] | None = None) -> None:
     """Converts one file."""
     p = Parser(prog="python -m run.tables.baselines", description=__doc__)
@@ -85,16 +84,6 @@ def main(argv: list[str] | None = None) -> None:
     p.add_argument("target", type=Path)
     p.add_argument("--third-party", type=Path, default=ROOT / "third_party", help="with EDM's code")
     args = p.parse_args(argv)
-    try:
-        convert(args)
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
-    except SafetensorError as error:
-        sys.exit(f"error: {args.source} is no safetensors file ({error})")
-
-
-def convert(args: argparse.Namespace) -> None:
-    """What `main` does, once the flags are read."""
     if args.backbone == "edm":
         from ogdm_core.compat import edm
 
@@ -106,9 +95,9 @@ def convert(args: argparse.Namespace) -> None:
         with whole(args.target) as file:
             file.write(save(packed, kept))
     else:
-        with safe_open(args.source, "pt") as file:
-            state = {n: file.get_tensor(n).float() for n in file.keys()}  # noqa: SIM118
-            unpack(args.backbone, state, file.metadata() or {}, args.target)
+        packed, kept = read_safetensors(args.source)
+        state = {n: v.float() for n, v in packed.items()}
+        unpack(args.backbone, state, kept, args.target)
     print(f"{args.target}: {sum(v.numel() for v in state.values()):,} numbers")
 
 

@@ -6,14 +6,13 @@ python -m run.tables.digits net.pt  --data digits --size 8 --classifier a small 
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageOps
 
 from ogdm_core.files import write_json
-from ogdm_core.flags import Parser
+from ogdm_core.flags import Parser, errors_in_one_line
 from ogdm_core.trainer import images as data_sets
 from run.data import write_images
 
@@ -60,6 +59,7 @@ class Digits:
         return {"image": self.images[i]}
 
 
+@errors_in_one_line()
 def main(argv: list[str] | None = None) -> None:
     """Writes the images or the classifier."""
     p = Parser(prog="python -m run.tables.digits", description=__doc__)
@@ -70,13 +70,10 @@ def main(argv: list[str] | None = None) -> None:
     p.add_argument("--mirrored", action="store_true", help="the mirror images, too")
     p.add_argument("--classifier", action="store_true", help="train a net in place of the images")
     args = p.parse_args(argv)
-    try:
-        if args.classifier:
-            write_classifier(args.output, args.data, args.size)
-        else:
-            write_digits(args.output, args.data, args.size, args.count, args.mirrored)
-    except (ValueError, OSError, ImportError) as error:
-        sys.exit(f"error: {error}")
+    if args.classifier:
+        write_classifier(args.output, args.data, args.size)
+    else:
+        write_digits(args.output, args.data, args.size, args.count, args.mirrored)
 
 
 def write_classifier(output: Path, data: str, size: int) -> None:

@@ -12,12 +12,11 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
 from ogdm_core.files import write_json, write_text
-from ogdm_core.flags import Parser
+from ogdm_core.flags import Parser, errors_in_one_line
 from run.provenance import ROOT
 from run.train.presets import get_preset
 
@@ -107,16 +106,14 @@ def read(file: Path) -> dict[str, Any]:
     return results
 
 
+@errors_in_one_line()
 def main(argv: list[str] | None = None) -> None:
     """Keeps the tables that are given, and writes the page."""
     p = Parser(prog="python -m run.tables.results", description=__doc__)
     p.add_argument("tables", metavar="TABLE.json", type=Path, nargs="*", help="tables to keep")
-    try:
-        for results in [kept(read(file)) for file in p.parse_args(argv).tables]:
-            write_json(KEPT / f"table{results['number']}-{results['scale']}.json", results)
-        write_text(PAGE, page(PAGE.read_text(), sections()))
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
+    for results in [kept(read(file)) for file in p.parse_args(argv).tables]:
+        write_json(KEPT / f"table{results['number']}-{results['scale']}.json", results)
+    write_text(PAGE, page(PAGE.read_text(), sections()))
     print(PAGE)
 
 

@@ -113,13 +113,13 @@ BATCHES = {
 
 
 @pytest.mark.parametrize("data", BATCHES.values(), ids=BATCHES)
-def test_cifar10s_batches(tmp_path, data):
+def test_cifar10s_batches(tmp_path, data, refused):
     (tmp_path / "data_batch_1").write_bytes(data)
-    with pytest.raises(SystemExit, match="data_batch_1 is no batch of CIFAR-10 .*; get it again"):
+    with refused("data_batch_1 is no batch of CIFAR-10 .*; get it again"):
         main(["cifar10", str(tmp_path), str(tmp_path / "out")])
 
 
-def test_an_archive_cut_short_by_a_broken_download(tmp_path):
+def test_an_archive_cut_short_by_a_broken_download(tmp_path, refused):
     random = np.random.default_rng(0).integers(0, 256, 200_000, dtype=np.uint8).tobytes()
     whole = tmp_path / "whole"
     with tarfile.open(whole, "w:gz") as tar:
@@ -127,23 +127,23 @@ def test_an_archive_cut_short_by_a_broken_download(tmp_path):
         info.size = len(random)
         tar.addfile(info, io.BytesIO(random))
     (tmp_path / cifar10.ARCHIVE).write_bytes(whole.read_bytes()[:100_000])
-    with pytest.raises(SystemExit, match=f"{cifar10.ARCHIVE} is damaged .*; get it again"):
+    with refused(f"{cifar10.ARCHIVE} is damaged .*; get it again"):
         main(["cifar10", str(tmp_path), str(tmp_path / "out")])
 
 
-def test_celeba_names_the_picture(tmp_path):
+def test_celeba_names_the_picture(tmp_path, refused):
     with zipfile.ZipFile(tmp_path / celeba.ARCHIVE, "w") as archive:
         archive.writestr(f"{celeba.FOLDER}/000001.jpg", b"junk")
-    with pytest.raises(SystemExit, match="000001.jpg cannot be read as an image"):
+    with refused("000001.jpg cannot be read as an image"):
         main(["celeba", str(tmp_path), str(tmp_path / "out"), "--first", "1"])
 
 
 @pytest.mark.parametrize("text", ["", '{"dataset": "Cel', "[]"])
-def test_a_damaged_record_of_a_preparation(tmp_path, text):
+def test_a_damaged_record_of_a_preparation(tmp_path, text, refused):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "prepared.json").write_text(text)
     (tmp_path / celeba.FOLDER).mkdir()
-    with pytest.raises(SystemExit, match="prepared.json is damaged|was begun as .*another folder"):
+    with refused("prepared.json is damaged|was begun as .*another folder"):
         main(["celeba", str(tmp_path), str(tmp_path / "out"), "--first", "1"])
 
 
