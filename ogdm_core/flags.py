@@ -3,7 +3,7 @@
 ADM, diffusers   add_arguments(parser)       --ogdm True --ogdm_k 0.2, --ogdm --ogdm-k 0.2
 EDM              click_options(command)      --ogdm --ogdm-k=0.2
 LDM              OGDMConfig.from_mapping     model.params.ogdm.k: 0.2
-launchers        to_flags, to_words          {"ogdm": "True", "ogdm_k": "0.2", ...}, or as words
+launchers        to_words                    ["--ogdm", "True", "--ogdm-k", "0.2", ...]
 
 `Parser`, `number`, `numbers` and `errors_in_one_line` are for the command lines of our own.
 """
@@ -48,15 +48,10 @@ def from_args(
     return OGDMConfig.from_mapping(given, backbone)
 
 
-def to_flags(config: OGDMConfig) -> dict[str, str]:
-    """{"ogdm": "True", "ogdm_k": "0.2", ...}: names without dashes in front, values as text."""
-    values = {_dest(f): str(_plain(getattr(config, f.name))) for f in fields(config)}
-    return {PREFIX: "True"} | values
-
-
 def to_words(config: OGDMConfig) -> list[str]:
-    """The same as words of a command line: ["--ogdm", "True", "--ogdm-k", "0.2", ...]."""
-    return [w for n, value in to_flags(config).items() for w in (f"--{n.replace('_', '-')}", value)]
+    """The settings as words of a command line: ["--ogdm", "True", "--ogdm-k", "0.2", ...]."""
+    values = {_names(f)[0]: str(_plain(getattr(config, f.name))) for f in fields(config)}
+    return [word for flag in ({f"--{PREFIX}": "True"} | values).items() for word in flag]
 
 
 def add_arguments(parser: argparse.ArgumentParser, backbone: str = "") -> None:

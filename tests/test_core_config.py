@@ -197,10 +197,9 @@ def test_parsed_flags_may_be_a_dict_with_other_flags_in_it():
 @pytest.mark.parametrize("name", NAMES)
 def test_flags_written_out_are_read_back(parser, name):
     config = OGDMConfig(**{name: OTHER[name][1]})
-    written = flags.to_flags(config)
-    assert list(written) == ["ogdm", *(f"ogdm_{name}" for name in NAMES)]
-    argv = [word for item in written.items() for word in (f"--{item[0]}", item[1])]
-    assert flags.from_args(parser.parse_args(argv), "diffusers") == config
+    words = flags.to_words(config)
+    assert words[::2] == ["--ogdm", *(f"--ogdm-{name.replace('_', '-')}" for name in NAMES)]
+    assert flags.from_args(parser.parse_args(words), "diffusers") == config
 
 
 # ---------------------------------------------------------------- all styles are one

@@ -13,7 +13,7 @@ from ogdm_core import DiscreteVP
 from run.benchmark import __main__ as program
 from run.benchmark import measure
 from run.benchmark.cases import CASES, DEFAULT, QUICK
-from run.benchmark.step import BACKBONES, Network, Trainer, time_step
+from run.benchmark.step import BACKBONES, Network, Trainer
 from run.quickstart import __main__ as quickstart
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -162,11 +162,6 @@ def test_a_case_stands_between_plain_steps_and_rounds_rotate(monkeypatch):
     for name, ratio in ratios.items():
         assert found[name]["ratio"] == pytest.approx(ratio)
         assert found[name]["quartiles"] == pytest.approx([ratio] * 2)
-
-
-def test_any_networks_step_can_be_timed():
-    assert time_step(toy(), 2) > 0
-    assert time_step(toy(), 2, CASES["heun_exact"].config(quick=True), repeats=1) > 0
 
 
 # ---------------------------------------------------------------- the program

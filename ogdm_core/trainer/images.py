@@ -41,10 +41,6 @@ class Images:
     shape: tuple[int, int, int]  # (C, H, W)
 
     def __init__(self, pixels: np.ndarray, labels: np.ndarray | None = None):
-        if pixels.ndim != 4 or pixels.dtype != np.uint8 or 0 in pixels.shape:
-            raise ValueError(
-                f"expected uint8 images [N, C, H, W], got {pixels.dtype} {pixels.shape}"
-            )
         self._pixels, self.shape = pixels, pixels.shape[1:]
         if labels is not None:
             whole = labels.dtype.kind in "iu" and labels.shape == pixels.shape[:1]

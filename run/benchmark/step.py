@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.utils.benchmark import Timer, timer
+from torch.utils.benchmark import timer
 
 from ogdm_core import DiscreteVP, Observer, OGDMConfig, Schedule, training_loss
 from ogdm_core.solvers import EpsFn
@@ -103,18 +103,6 @@ def clock(device: torch.device) -> Callable[[], float]:
     if device.type == "cpu":
         return lambda: time.process_time() / torch.get_num_threads()
     return timer
-
-
-def time_step(
-    network: Network, batch: int, config: OGDMConfig | None = None, repeats: int = 2
-) -> float:
-    """Mean seconds of a training step, an observed one if `config` is given, after a warm-up."""
-    trainer = Trainer(network, batch)
-    work = {"trainer": trainer, "observer": trainer.observer(config) if config else None}
-    return Timer(
-        "trainer.step(observer)", globals=work, num_threads=torch.get_num_threads(),
-        timer=clock(trainer.device),
-    ).timeit(repeats).mean  # fmt: skip
 
 
 # ---- two networks of the paper's CIFAR-10 size --------------------------------------------------

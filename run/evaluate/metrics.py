@@ -24,16 +24,16 @@ TILE = 1_000
 ADM_TILE = 10_000
 
 
-def fid(features_a: Any, features_b: Any) -> float:
-    """Frechet distance of two sets of features [N_a, D] and [N_b, D] (tensors or arrays)."""
-    a, b = _features_of_one_net(features_a=features_a, features_b=features_b)
+def fid(features_a: Tensor, features_b: Tensor) -> float:
+    """Frechet distance of two sets of features [N_a, D] and [N_b, D]."""
+    a, b = _finite(features_a, "features_a"), _finite(features_b, "features_b")
     return frechet_distance(*statistics(a), *statistics(b))
 
 
-def statistics(features: Any) -> tuple[Tensor, Tensor]:
+def statistics(features: Tensor) -> tuple[Tensor, Tensor]:
     """Mean [D] and covariance [D, D] (divided by N - 1) of features [N, D], in float64."""
     running = RunningStatistics()
-    for part in _features(features, "features").split(ADM_TILE):
+    for part in features.split(ADM_TILE):
         running.add(part)
     return running.result()
 
@@ -102,9 +102,9 @@ def frechet_distance(mu1: Any, cov1: Any, mu2: Any, cov2: Any) -> float:
     return float((mu1 - mu2).square().sum() + cov1.trace() + cov2.trace() - 2 * trace)
 
 
-def precision_recall(reference: Any, samples: Any, k: int = 3) -> tuple[float, float]:
+def precision_recall(reference: Tensor, samples: Tensor, k: int = 3) -> tuple[float, float]:
     """Improved precision and recall of samples [M, D] against a reference [N, D]."""
-    x, y = _features_of_one_net(reference=reference, samples=samples)
+    x, y = _finite(reference, "reference"), _finite(samples, "samples")
     radii_x, radii_y = manifold_radii(x, k), manifold_radii(y, k)
     x_in, y_in = (torch.zeros_like(radii, dtype=torch.bool) for radii in (radii_x, radii_y))
     size = _tile(x, y)
@@ -116,15 +116,12 @@ def precision_recall(reference: Any, samples: Any, k: int = 3) -> tuple[float, f
     return int(y_in.sum()) / len(y_in), int(x_in.sum()) / len(x_in)
 
 
-def manifold_radii(features: Any, k: int = 3) -> Tensor:
-    """Squared distance [N] of each of features [N, D] to its k-th nearest neighbour.
+def manifold_radii(x: Tensor, k: int = 3) -> Tensor:
+    """Squared distance [N] of each of features x [N, D] to its k-th nearest neighbour.
 
     As in ADM's evaluator an image itself takes the first place of its own list, so the k-th
     neighbour is the (k + 1)-th smallest entry of its row; exact duplicates count as neighbours.
     """
-    x = _features(features, "features")
-    if k < 1:
-        raise ValueError(f"k={k} neighbours: it must be at least 1")
     if len(x) <= k:
         raise ValueError(
             f"k={k} neighbours of each image need at least {k + 1} images, but there are {len(x)}"
@@ -163,13 +160,13 @@ def _tile(*sets: Tensor) -> int:
     return TILE if 4.01 * largest < torch.finfo(torch.float16).max else ADM_TILE
 
 
-def nearest_neighbours(queries: Any, reference: Any, k: int = 1) -> tuple[Tensor, Tensor]:
+def nearest_neighbours(queries: Tensor, reference: Tensor, k: int = 1) -> tuple[Tensor, Tensor]:
     """The k nearest of reference [N, D] to each of queries [M, D].
 
     Returns Euclidean distances [M, k], ascending, and indices [M, k] into reference. The distances
     are computed from differences, so an exact copy is at distance 0.
     """
-    q, x = _features_of_one_net(queries=queries, reference=reference)
+    q, x = _finite(queries, "queries"), _finite(reference, "reference")
     if not 1 <= k <= len(x):
         raise ValueError(f"k={k} neighbours: it must be in 1..{len(x)}, the reference's images")
     # Tiles of both sets: no more than TILE x TILE distances at a time, whatever the sets' sizes.
@@ -191,12 +188,8 @@ def nearest_neighbours(queries: Any, reference: Any, k: int = 1) -> tuple[Tensor
     return torch.cat(distances), torch.cat(indices)
 
 
-def _features(features: Any, name: str) -> Tensor:
-    """Checks features [N, D]; integers become float32."""
-    x = torch.as_tensor(features).detach()
-    if x.ndim != 2 or 0 in x.shape:
-        raise ValueError(f"{name} must be [images, features], but its shape is {tuple(x.shape)}")
-    x = x if x.is_floating_point() else x.float()
+def _finite(x: Tensor, name: str) -> Tensor:
+    """Features x [N, D], where all of them are numbers; else a ValueError says which are not."""
     bad = torch.cat([(~part.isfinite()).any(1) for part in x.split(TILE)])  # copies are large
     if bool(bad.any()):
         raise ValueError(
@@ -205,14 +198,3 @@ def _features(features: Any, name: str) -> Tensor:
             "feature net has overflowed."
         )
     return x
-
-
-def _features_of_one_net(**sets: Any) -> list[Tensor]:
-    """Checks two sets, by the names that their caller knows them by."""
-    (name_a, a), (name_b, b) = checked = [(n, _features(x, n)) for n, x in sets.items()]
-    if a.shape[1] != b.shape[1]:
-        raise ValueError(
-            f"{name_a} has {a.shape[1]} features per image but {name_b} has {b.shape[1]}: "
-            "compute both with the same feature net"
-        )
-    return [x for _, x in checked]

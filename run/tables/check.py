@@ -180,10 +180,7 @@ def disk_gb(options: Options, rows: list[Row]) -> dict[str, float]:
 
 def used_gb(path: Path) -> float:
     """GB of a file, or of the files in a folder."""
-    files = (
-        [path] if path.is_file() else (Path(r) / n for r, _, names in os.walk(path) for n in names)
-    )
-    return sum(file.lstat().st_size for file in files) / 1e9
+    return sum(file.lstat().st_size for file in (path, *path.rglob("*")) if file.is_file()) / 1e9
 
 
 def _disk(options: Options, rows: list[Row]) -> list[str]:

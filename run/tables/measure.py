@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch.utils.benchmark import Timer
 
 from ogdm_core import DiscreteVP, OGDMConfig
-from run.benchmark.step import Network, clock, time_step
+from run.benchmark.step import Network, Trainer, clock
 from run.train import commands
 from run.train.presets import Preset, get_preset
 
@@ -86,18 +87,24 @@ def measure(preset: Preset, home: Path, projections: list[str]) -> dict:
     t = network.t.to(device).expand(batch)
 
     def seconds(call: Callable[[], object]) -> float:
+        """Of one call, after a first one."""
         timed = Timer("call()", globals={"call": call}, num_threads=threads, timer=clock(device))
-        with torch.no_grad():
-            return timed.timeit(REPEATS).mean
+        return timed.timeit(REPEATS).mean
 
-    configs = {n: None if n == "none" else OGDMConfig(projection=n) for n in projections}
+    def step(projection: str) -> Callable[[], object]:
+        trainer = Trainer(network, batch)
+        config = OGDMConfig(projection=projection) if projection != "none" else None
+        return partial(trainer.step, trainer.observer(config) if config else None)
+
+    without_gradients = torch.no_grad()
     return {
         "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
         "threads": threads, "batch": batch, "repeats": REPEATS,
         "parameters": sum(p.numel() for p in network.module.parameters()),
-        "evaluate": seconds(lambda: network.eps_fn(x, t)) / batch,
-        **{name: seconds(coder[name]) if coder else 0.0 for name in ("encode", "decode")},
-        "train": {n: time_step(network, batch, c, REPEATS) / batch for n, c in configs.items()},
+        "evaluate": seconds(without_gradients(lambda: network.eps_fn(x, t))) / batch,
+        **{name: seconds(without_gradients(coder[name])) if coder else 0.0
+           for name in ("encode", "decode")},
+        "train": {n: seconds(step(n)) / batch for n in projections},
     }  # fmt: skip
 
 

@@ -8,7 +8,6 @@ last checkpoint. One process at a time works in a folder; a second one waits, an
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
@@ -25,6 +24,7 @@ from typing import Any
 
 from ogdm_core.files import write_json
 from ogdm_core.progress import duration
+from run.alone import alone
 from run.provenance import commit, versions
 from run.train.commands import Command, Engine, newest, resumed
 
@@ -53,12 +53,11 @@ def main(argv: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as a cluster ends a job
     # The command inherits the lock: where this process is killed, and not the command, a second
     # attempt waits for its end.
-    with (folder / ".lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with alone(folder / ".lock", f"doing {name}") as lock:
         if (folder / "done.json").exists():
             return 0
         try:
-            run(job, folder, lock.fileno())
+            run(job, folder, lock)
         except (Failed, OSError) as error:
             reason = f"{error}; see {folder / LOG}"
             note(folder, status="failed", reason=reason)

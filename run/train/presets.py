@@ -84,9 +84,9 @@ DISCRETISATION = {
 }
 
 
-def get_preset(name: str, backbone: str | None = None) -> Preset:
+def get_preset(name: str) -> Preset:
     """The preset of that name; the error lists the names there are."""
-    known = {n: p for n, p in (PRESETS | CONTROLS).items() if backbone in (None, p.backbone)}
+    known = PRESETS | CONTROLS
     if name not in known:
         raise ValueError(f"unknown preset {name!r}; use one of {', '.join(known)}")
     return known[name]
