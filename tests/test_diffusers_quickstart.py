@@ -15,8 +15,7 @@ import torch
 pytest.importorskip("diffusers", reason="the diffusers extra is not installed")
 
 from ogdm_core.trainer.images import digits  # noqa: E402
-from ogdm_core.trainer.train import load_model  # noqa: E402
-from run.draw import draw  # noqa: E402
+from run.draw import Model  # noqa: E402
 from run.evaluate.classifier import train_classifier  # noqa: E402
 from run.quickstart import __main__ as quickstart  # noqa: E402
 from run.quickstart import report, score, toy  # noqa: E402
@@ -68,13 +67,12 @@ def test_a_longer_control_has_a_run_of_its_own_and_ogdms_stays(finished):
 
 @pytest.mark.parametrize("data", EXPERIMENTS)
 def test_the_shipped_baselines_load_in_float32_and_draw(data):
-    unet, scheduler = load_model(str(EXPERIMENTS[data].shipped))
-    assert {p.dtype for p in unet.parameters()} == {torch.float32}
-    size = unet.config.sample_size
-    noise = torch.randn(2, 1, size, size, generator=torch.Generator().manual_seed(0))
-    estimates = score.denoised(unet.eval(), scheduler, noise)
-    assert estimates.shape == (2, score.STEPS, 1, size, size)
-    drawn = draw(unet, scheduler, noise, "euler", score.STEPS)
+    model = Model(str(EXPERIMENTS[data].shipped))
+    assert {p.dtype for p in model.unet.parameters()} == {torch.float32}
+    noise = torch.randn(2, *model.shape, generator=torch.Generator().manual_seed(0))
+    estimates = score.denoised(model, noise)
+    assert estimates.shape == (2, score.STEPS, *model.shape)
+    drawn = model.draw(noise, "euler", score.STEPS)
     torch.testing.assert_close(estimates[:, -1], drawn)  # the last step goes to x_0
 
 

@@ -60,18 +60,14 @@ def load_method(argument: str, device: str = "cpu") -> Method:
 
 def _diffusers(name: str, path: str, device: str) -> Method:
     """A `save_pretrained` folder with unet/ (a UNet2DModel) and scheduler/."""
-    from ogdm_core.trainer.train import load_model
-    from run.draw import draw
+    from run.draw import Model
 
-    unet, scheduler = load_model(path)
-    unet.to(device).eval()
-    size, channels = unet.config.sample_size, unet.config.in_channels
-    height, width = (size, size) if isinstance(size, int) else size
+    model = Model(path, device)
 
     def sample(noise: Tensor, nfe: int, sampler: str) -> Tensor:
-        return to_uint8(draw(unet, scheduler, noise.to(device), sampler, nfe))
+        return to_uint8(model.draw(noise, sampler, nfe))
 
-    return Method(name, sample, (channels, height, width))
+    return Method(name, sample, model.shape)
 
 
 def _files(name: str, pattern: str) -> Method:

@@ -16,8 +16,7 @@ import torch
 from ogdm_core.files import write_json
 from ogdm_core.guidance import Guide, guided_nfe, load_guide, save_guide
 from ogdm_core.trainer.images import Images, load
-from ogdm_core.trainer.train import load_model
-from run.draw import draw, draw_images
+from run.draw import Model, draw_images
 from run.evaluate import metrics
 from run.evaluate.classifier import load_classifier
 from run.guidance.train import load_samples, train_guide
@@ -85,13 +84,12 @@ def compare(args: argparse.Namespace) -> None:
     have = [tuple(row[name] for name in KEY) for row in rows]
     for run, (_, method, number) in runs.items():
         guide = make_guide(run, images, args)
-        unet, scheduler = load_model(str(run))
-        unet.eval()
+        model = Model(str(run), "cpu")
         for (sampler, nfe), weight in product(args.cells, dict.fromkeys((0.0, *args.weights))):
             if (run.name, sampler, nfe, weight) in have:
                 continue
-            x = draw(unet, scheduler, noise, sampler, nfe, discretisation=args.discretisation,
-                     guide=guide if weight else None, weight=weight)  # fmt: skip
+            x = model.draw(noise, sampler, nfe, discretisation=args.discretisation,
+                           guide=guide if weight else None, weight=weight)  # fmt: skip
             fake = classifier.features(x)
             fid, (_, recall) = metrics.fid(real, fake), metrics.precision_recall(real, fake)
             cost = guided_nfe(sampler, nfe) if weight else nfe

@@ -9,7 +9,6 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,10 +19,9 @@ from ogdm_core.flags import Parser, errors_in_one_line, number
 from ogdm_core.progress import Progress
 from ogdm_core.samplers import sample
 from ogdm_core.solvers import step
-from ogdm_core.splice.diffusers import make_eps_fn, schedule_of
 from ogdm_core.trainer import images as data_sets
-from ogdm_core.trainer.train import check_model, load_model
-from run.draw import cells, draw, labels
+from ogdm_core.trainer.train import check_model
+from run.draw import Model, cells
 from run.evaluate import classifier as features
 from run.evaluate import metrics
 
@@ -36,18 +34,17 @@ GRID = {
 STEPS = 10  # of the trajectories that are kept
 
 
-def denoised(unet: Any, scheduler: Any, noise: Tensor) -> Tensor:
+def denoised(model: Model, noise: Tensor) -> Tensor:
     """The estimates of x_0 that Euler's STEPS steps make on their way [N, STEPS, C, H, W]."""
-    schedule, estimates = schedule_of(scheduler), []
-    network = make_eps_fn(unet, schedule, scheduler.config.prediction_type, labels(unet, noise))
+    schedule, estimates, network = model.schedule, [], model.eps_fn(model.labels(len(noise)))
 
     def eps_fn(x: Tensor, t: Tensor) -> Tensor:
         eps = network(x, t)
         estimates.append(step(schedule, x, eps, t, torch.zeros_like(t)).clamp(-1, 1))
         return eps
 
-    sample(eps_fn, schedule.prior(noise), schedule, sampler="euler", nfe=STEPS)
-    return torch.stack(estimates, 1)
+    sample(eps_fn, schedule.prior(noise.to(model.device)), schedule, sampler="euler", nfe=STEPS)
+    return torch.stack(estimates, 1).cpu()
 
 
 def classifier_path(out: Path, data: str) -> Path:
@@ -92,22 +89,20 @@ def main(argv: list[str] | None = None) -> int:
     else:
         print("training a classifier whose features FID is measured in", flush=True)
         classifier, accuracy = features.train_classifier(images)
-    unet, scheduler = load_model(args.model)
-    most, steps = max(nfe for _, nfe in args.cells), len(scheduler)
+    model = Model(args.model)
+    most, steps = max(nfe for _, nfe in args.cells), model.schedule.T
     if most > steps:
         raise ValueError(f"{args.model} has {steps} time steps; the grid of NFEs needs {most}")
     real = classifier.features(images.all())
     half = real[torch.randperm(len(real), generator=torch.Generator().manual_seed(0))]
     half_fid = metrics.fid(*half.tensor_split(2))
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    unet.to(device).eval()
     generator = torch.Generator().manual_seed(args.noise_seed)
     shape = (args.samples, images.channels, images.size, images.size)
-    noise = torch.randn(shape, generator=generator).to(device)
+    noise = torch.randn(shape, generator=generator)
     rows, kept, total, done = [], {}, sum(nfe for _, nfe in args.cells), 0
     with Progress("step", total, file=sys.stdout) as progress:
         for sampler, nfe in args.cells:
-            x = draw(unet, scheduler, noise, sampler, nfe).cpu()
+            x = model.draw(noise, sampler, nfe)
             fake = classifier.features(x)
             fid, (precision, recall) = metrics.fid(real, fake), metrics.precision_recall(real, fake)
             rows.append({"sampler": sampler, "nfe": nfe, "fid": fid, "recall": recall,
@@ -116,7 +111,7 @@ def main(argv: list[str] | None = None) -> int:
             done += nfe
             progress.update(done, f"{sampler} NFE {nfe}: FID {fid:.2f}", show=True)
     if args.keep:
-        kept["trajectory"] = denoised(unet, scheduler, noise[: args.keep]).cpu().numpy()
+        kept["trajectory"] = denoised(model, noise[: args.keep]).numpy()
     found = {"rows": rows, "classifier_accuracy": accuracy, "half_fid": half_fid}
     with whole(args.output.with_suffix(".npz")) as file:
         np.savez_compressed(file, **kept)
