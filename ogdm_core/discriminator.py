@@ -121,7 +121,7 @@ def embed_time(t: Tensor, dim: int = 64) -> Tensor:
 
 
 class ImageDiscriminator(nn.Module):
-    """Checks the inputs of a D on images: x [N, channels, size, size], label [N] or one-hot.
+    """D_phi of images: checks x [N, channels, size, size] and label, [N] or one-hot.
 
     size     a power of two from 8
     labels   number of classes, 0 for none
@@ -156,9 +156,7 @@ class ImageDiscriminator(nn.Module):
 class Discriminator(ImageDiscriminator):
     """D_phi as logits: D = sigmoid(logit).
 
-    channels, size   of the images, [N, channels, size, size], size a power of two from 8
-    labels           number of classes, 0 for none
-    width            1 gives min(32768 / resolution, 512) channels at each resolution
+    width   1 gives min(32768 / resolution, 512) channels at each resolution
     """
 
     def __init__(self, channels: int, size: int, labels: int = 0, width: float = 1.0):
@@ -213,9 +211,7 @@ class LightDiscriminator(ImageDiscriminator):
     Its weights have torch's own initialisation, about 1 / sqrt(fan-in), and move by the full
     learning rate; equalised ones are about 1. So it learns faster at the same rate.
 
-    channels, size   of the images, [N, channels, size, size], size a power of two from 8
-    labels           number of classes, 0 for none
-    width            1 gives 32 channels at full resolution and 64 below
+    width   1 gives 32 channels at full resolution and 64 below
     """
 
     def __init__(self, channels: int, size: int, labels: int = 0, width: float = 1.0):

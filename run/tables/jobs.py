@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from ogdm_core.files import write_text
-from run.provenance import ROOT
 from run.train import commands
 from run.train.commands import Command, Engine
 from run.train.presets import Preset
@@ -146,10 +145,8 @@ def fingerprint(path: str) -> str:
 
 def module(name: str, *words: Any, **flags: Any) -> Command:
     """`python -m NAME`, with this repository and the user's own modules to import from."""
-    own = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
-    path = os.pathsep.join(dict.fromkeys(map(os.path.abspath, [ROOT, *own])))
-    words = tuple(map(str, words))
-    return Command((sys.executable, "-m"), name, flags, None, {"PYTHONPATH": path}, native=words)
+    env, words = {"PYTHONPATH": commands.python_path()}, tuple(map(str, words))
+    return Command((sys.executable, "-m"), name, flags, None, env, native=words)
 
 
 def read_json(file: Path) -> dict:

@@ -104,14 +104,16 @@ class Engine:
                          "on all nodes")  # fmt: skip
         return found
 
-    def command(self, backbone: str, script: str, flags: Mapping[str, Any]) -> Command:
-        """The script under the backbone's own launcher, in its folder."""
+    def command(
+        self, backbone: str, script: str, flags: Mapping[str, Any], out: Path | None = None
+    ) -> Command:
+        """The script under the backbone's own launcher, in its folder; ADM writes to `out`."""
         home = self.third_party / UPSTREAM[backbone]
-        own = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
-        path = dict.fromkeys(map(os.path.abspath, (home, ROOT, *own)))
-        env = {"PYTHONPATH": os.pathsep.join(path)}
+        env = {"PYTHONPATH": python_path(home)}
         if self.threads:
             env["OMP_NUM_THREADS"] = str(self.threads)
+        if backbone == "adm":
+            env["OPENAI_LOGDIR"] = str(out)
         launcher = self.launcher(backbone)
         return Command(launcher, script, flags, str(home), env, joined=backbone == "edm")
 
@@ -141,6 +143,12 @@ class Engine:
         return (*srun, beside("torchrun"), f"--nnodes={self.nodes}",
                 f"--nproc_per_node={self.per_node}", "--rdzv_backend=c10d",
                 f"--rdzv_endpoint={meet}", "--rdzv_id=ogdm")  # fmt: skip
+
+
+def python_path(*first: Path) -> str:
+    """PYTHONPATH with these folders, this repository, and then the user's own."""
+    own = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    return os.pathsep.join(dict.fromkeys(map(os.path.abspath, (*first, ROOT, *own))))
 
 
 def beside(name: str) -> str:
@@ -180,10 +188,7 @@ def train(
         raise ValueError(problems[0])
     make = {"adm": _train_adm, "edm": _train_edm, "ldm": _train_ldm}[preset.backbone]
     flags = make(preset, engine, data, out, init, seed) | dict(more or {})
-    command = engine.command(preset.backbone, SCRIPT[preset.backbone], flags)
-    if preset.backbone == "adm":
-        command = replace(command, env={**command.env, "OPENAI_LOGDIR": str(out)})
-    return command
+    return engine.command(preset.backbone, SCRIPT[preset.backbone], flags, out)
 
 
 def ogdm_flags(backbone: str, settings: Mapping[str, Any]) -> dict[str, str]:
@@ -350,10 +355,7 @@ def sample(
         flags = {"-r": model, "-n": images, "--batch_size": 100, "--seed": seed,
                  "--sampler": sampler, "--nfe": nfe, "--discretization": discretisation,
                  "-l": f"{out}/images", "--npz": f"{out}/samples.npz"}  # fmt: skip
-    command = engine.command(preset.backbone, script, flags | dict(more or {}))
-    if preset.backbone == "adm":
-        command = replace(command, env={**command.env, "OPENAI_LOGDIR": str(out)})
-    return command
+    return engine.command(preset.backbone, script, flags | dict(more or {}), out)
 
 
 def not_ready(backbone: str, third_party: Path) -> str:
