@@ -53,10 +53,6 @@ class Row:
         return None if self.fid_text is None else float(self.fid_text)
 
     @property
-    def recall(self) -> float | None:
-        return None if self.recall_text is None else float(self.recall_text)
-
-    @property
     def trained_by(self) -> Preset | None:
         return get_preset(self.preset) if self.preset else None
 
