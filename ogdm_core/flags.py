@@ -122,9 +122,10 @@ def number(kind: type, low: float, high: float = math.inf) -> Callable[[str], fl
         except ValueError:
             value = math.nan
         if not low <= value < high:
-            numbers = "a whole number" if kind is int else "a number"
-            bound = f"in [{low}, {high})" if high < math.inf else f">= {low}"
-            raise argparse.ArgumentTypeError(f"{text} is not allowed; give {numbers} {bound}")
+            what = "a whole number" if kind is int else "a number"
+            least = f" >= {low}" if low > -math.inf else ""
+            bound = f" in [{low}, {high})" if high < math.inf else least
+            raise argparse.ArgumentTypeError(f"{text} is not allowed; give {what}{bound}")
         return value
 
     return parse

@@ -166,26 +166,16 @@ def nearest_neighbours(queries: Tensor, reference: Tensor, k: int = 1) -> tuple[
     Returns Euclidean distances [M, k], ascending, and indices [M, k] into reference. The distances
     are computed from differences, so an exact copy is at distance 0.
     """
+    from sklearn.neighbors import NearestNeighbors
+
     q, x = _finite(queries, "queries"), _finite(reference, "reference")
     if not 1 <= k <= len(x):
         raise ValueError(f"k={k} neighbours: it must be in 1..{len(x)}, the reference's images")
-    # Tiles of both sets: no more than TILE x TILE distances at a time, whatever the sets' sizes.
-    centre, count = x.mean(0), min(k + 3, len(x))  # products lose digits to a common offset
-    distances, indices = [], []
-    for part in q.split(TILE):
-        rough = part.new_empty(len(part), 0)
-        near = rough.long()
-        for index in torch.arange(len(x), device=x.device).split(TILE):
-            some = torch.cdist(part - centre, x[index] - centre)
-            rough = torch.cat([rough, some], 1)
-            near = torch.cat([near, index.expand_as(some)], 1)
-            rough, kept = rough.topk(min(count, rough.shape[1]), largest=False)
-            near = near.gather(1, kept)
-        exact = torch.stack([(part - x[i]).norm(dim=1) for i in near.T], 1)
-        exact, order = exact.sort(stable=True)
-        distances.append(exact[:, :k])
-        indices.append(near.gather(1, order)[:, :k])
-    return torch.cat(distances), torch.cat(indices)
+    # scikit-learn works in bounded memory and by products, which lose digits: a few more, exactly.
+    search = NearestNeighbors(n_neighbors=min(k + 3, len(x)), algorithm="brute").fit(x)
+    near = torch.from_numpy(search.kneighbors(q, return_distance=False)).sort().values
+    exact, order = torch.stack([(q - x[i]).norm(dim=1) for i in near.T], 1).sort(stable=True)
+    return exact[:, :k], near.gather(1, order)[:, :k]
 
 
 def _finite(x: Tensor, name: str) -> Tensor:
