@@ -3,7 +3,7 @@
 config         OGDMConfig: every setting, with its range; flags: every backbone's flags made from it
 schedule       x_t = a_t x_0 + b_t eps, and s: DiscreteVP, KarrasVE, RectifiedFlow
 solvers        Phi(x_t, t, s; theta): the step that projects and samples
-samplers       Euler, Heun, S-PNDM, F-PNDM, stochastic
+samplers       Euler, Heun, S-PNDM, F-PNDM, stochastic; nfe: what they cost
 discriminator  D_phi(x, t, s[, label]): the paper's, and a light one
 losses         L_emission, L_D, R1
 guidance       discriminator guidance while sampling, which the paper compares with
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from .config import OGDMConfig as OGDMConfig
     from .discriminator import Discriminator as Discriminator
     from .discriminator import LightDiscriminator as LightDiscriminator
+    from .nfe import SAMPLERS as SAMPLERS
+    from .nfe import steps_for_nfe as steps_for_nfe
     from .observer import Observer as Observer
     from .observer import training_loss as training_loss
-    from .samplers import SAMPLERS as SAMPLERS
     from .samplers import sample as sample
-    from .samplers import steps_for_nfe as steps_for_nfe
     from .schedule import DISCRETISATIONS as DISCRETISATIONS
     from .schedule import DiscreteVP as DiscreteVP
     from .schedule import KarrasVE as KarrasVE
@@ -35,13 +35,14 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 
-# Imported on first use: config, flags and files need no torch, so that a command can refuse a wrong
-# flag before it is imported, or even installed.
+# Imported on first use: config, flags, nfe and files need no torch, so that a command can refuse a
+# wrong flag before it is imported, or even installed.
 _HOMES = {
     "config": ("OGDMConfig",),
     "discriminator": ("Discriminator", "LightDiscriminator"),
     "observer": ("Observer", "training_loss"),
-    "samplers": ("SAMPLERS", "sample", "steps_for_nfe"),
+    "nfe": ("SAMPLERS", "steps_for_nfe"),
+    "samplers": ("sample",),
     "schedule": ("DISCRETISATIONS", "DiscreteVP", "KarrasVE", "RectifiedFlow", "Schedule"),
     "solvers": ("project", "step"),
 }

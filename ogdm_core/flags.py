@@ -5,7 +5,7 @@ EDM              click_options(command)      --ogdm --ogdm-k=0.2
 LDM              OGDMConfig.from_mapping     model.params.ogdm.k: 0.2
 launchers        to_words                    ["--ogdm", "True", "--ogdm-k", "0.2", ...]
 
-`Parser`, `number`, `numbers` and `errors_in_one_line` are for the command lines of our own.
+What follows from `Parser` to `errors_in_one_line` is for the command lines of our own.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from dataclasses import Field, fields
 from typing import Any, NoReturn
 
 from .config import RECIPES, OGDMConfig, check, truth
+from .nfe import steps_for_nfe
 
 PREFIX = "ogdm"
 SWITCH_HELP = "train with observation guidance"
@@ -142,6 +143,19 @@ def numbers(kind: type, low: float, high: float = math.inf) -> Callable[[str], l
         return found
 
     return parse
+
+
+def cells(text: str) -> list[tuple[str, int]]:
+    """The type of a flag with samplers and NFEs, euler-5,s-pndm-10."""
+    pairs = [cell.rpartition("-")[::2] for cell in text.split(",")]
+    try:
+        found = [(sampler, int(nfe)) for sampler, nfe in pairs]
+        for sampler, nfe in found:
+            steps_for_nfe(sampler, nfe)
+    except ValueError as error:
+        words = f"{text!r}: {error}; give SAMPLER-NFE[,...], such as euler-5,s-pndm-10"
+        raise argparse.ArgumentTypeError(words) from None
+    return found
 
 
 @contextlib.contextmanager

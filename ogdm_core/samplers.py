@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, overload
 
 import torch
 from torch import Generator, Tensor
 
+from .nfe import steps_for_nfe
 from .schedule import Schedule, expand
 from .solvers import EpsFn, project, step
 
@@ -149,53 +149,10 @@ def stochastic(
         yield x
 
 
-@dataclass(frozen=True)
-class Sampler:
-    """A sampler and its cost: NFE = per_step * N + extra, for N >= least steps."""
-
-    run: Callable[..., Steps]
-    per_step: int
-    extra: int
-    least: int
-
-    def nfe(self, steps: int) -> int:
-        return self.per_step * steps + self.extra
-
-
-SAMPLERS = {
-    "euler": Sampler(euler, per_step=1, extra=0, least=1),
-    "heun": Sampler(heun, per_step=2, extra=-1, least=1),
-    "s-pndm": Sampler(s_pndm, per_step=1, extra=1, least=2),
-    "f-pndm": Sampler(f_pndm, per_step=1, extra=9, least=4),
-    "dpmpp-2m": Sampler(dpmpp_2m, per_step=1, extra=0, least=1),
-    "unipc": Sampler(unipc, per_step=1, extra=0, least=1),
-    "stochastic": Sampler(stochastic, per_step=1, extra=0, least=1),
-}
-
-
-def get_sampler(name: str) -> Sampler:
-    """The sampler of that name; the error lists the names there are."""
-    if name not in SAMPLERS:
-        raise ValueError(f"unknown sampler {name!r}; use one of {', '.join(SAMPLERS)}")
-    return SAMPLERS[name]
-
-
-def steps_for_nfe(sampler: str, nfe: int) -> int:
-    """The number of steps N that costs exactly `nfe` network evaluations.
-
-    Raises for an NFE that the sampler cannot hit, and names the nearest that it can.
-    """
-    s = get_sampler(sampler)
-    steps, rest = divmod(nfe - s.extra, s.per_step)
-    if rest == 0 and steps >= s.least:
-        return steps
-    near = sorted({s.nfe(max(steps, s.least)), s.nfe(max(steps + 1, s.least))})
-    if steps < s.least:
-        near = near[:1]
-    raise ValueError(
-        f"{sampler} cannot run in {nfe} network evaluations; the nearest it can is "
-        + " or ".join(map(str, near))
-    )
+FUNCTIONS: dict[str, Callable[..., Steps]] = {
+    "euler": euler, "heun": heun, "s-pndm": s_pndm, "f-pndm": f_pndm, "dpmpp-2m": dpmpp_2m,
+    "unipc": unipc, "stochastic": stochastic,
+}  # fmt: skip
 
 
 @overload
@@ -229,7 +186,7 @@ def sample(
         for t in schedule.times(steps, discretisation)
     ]
     extra: dict[str, Any] = {"eta": eta, "generator": generator} if sampler == "stochastic" else {}
-    states = SAMPLERS[sampler].run(eps_fn, x_T, times, schedule, **extra)
+    states = FUNCTIONS[sampler](eps_fn, x_T, times, schedule, **extra)
     if progress:
         from rich.progress import track
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 import torch
@@ -11,25 +10,12 @@ from torch import Tensor
 from ogdm_core.guidance import Guide, guided, guided_nfe, load_guide, once_per_step
 from ogdm_core.progress import Progress
 from ogdm_core.random import generator_of
-from ogdm_core.samplers import sample, steps_for_nfe
+from ogdm_core.samplers import sample
 from ogdm_core.solvers import EpsFn
 from ogdm_core.splice.diffusers import make_eps_fn, schedule_of
 from ogdm_core.splice.sampling import write_npz
 from ogdm_core.trainer.images import to_uint8
 from ogdm_core.trainer.train import load_model
-
-
-def cells(text: str) -> list[tuple[str, int]]:
-    """'euler-5,s-pndm-10' as (sampler, NFE) pairs; raises what argparse shows."""
-    pairs = [cell.rpartition("-")[::2] for cell in text.split(",")]
-    try:
-        found = [(sampler, int(nfe)) for sampler, nfe in pairs]
-        for sampler, nfe in found:
-            steps_for_nfe(sampler, nfe)
-    except ValueError as error:
-        words = f"{text!r}: {error}; give SAMPLER-NFE[,...], such as euler-5,s-pndm-10"
-        raise argparse.ArgumentTypeError(words) from None
-    return found
 
 
 class Model:

@@ -20,7 +20,7 @@ from ogdm_core.guidance import (
     once_per_step,
     save_guide,
 )
-from ogdm_core.samplers import SAMPLERS
+from ogdm_core.nfe import SAMPLERS
 from ogdm_core.schedule import expand
 from ogdm_core.trainer.images import Images, digits
 from run.guidance.__main__ import main

@@ -213,6 +213,9 @@ def test_errors_say_what_to_do(argv, message, capsys):
         ("reproduce_table9 --help", 0, "--third-party"),
         ("reproduce_table1 --scale cpu --nfes ten", 2, "--nfes: ten is not allowed"),
         ("reproduce_table4 --rows x", 2, "unrecognized arguments: --rows x"),
+        ("train cifar10-edm-baseline --sample heun --nfe 4 --model x", 2, "heun cannot run in 4"),
+        ("guidance sample x --output y --sampler magic", 2, "unknown sampler 'magic'"),
+        ("sweep --cells heun-4", 2, "the nearest it can is 3 or 5"),
     ],
 )
 def test_scripts_show_their_help_and_refuse_before_they_install(words, status, said, tmp_path):

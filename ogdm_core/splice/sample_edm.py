@@ -8,7 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from ..guidance import guided, load_guide, once_per_step
-from ..samplers import SAMPLERS, sample
+from ..nfe import SAMPLERS
+from ..samplers import sample
 from ..schedule import RHO, KarrasVE
 from .edm import SIGMA_MAX, SIGMA_MIN, make_eps_fn
 from .sampling import Collection, click_options

@@ -19,7 +19,7 @@ from torch import Generator, Tensor
 from ..checkpoints import trust_option
 from ..distributed import gather, print_once, rank
 from ..files import check_writable, whole
-from ..samplers import SAMPLERS, steps_for_nfe
+from ..nfe import SAMPLERS, steps_for_nfe
 from ..schedule import DISCRETISATIONS, Schedule
 
 NFE = 10  # of --sampler without --nfe

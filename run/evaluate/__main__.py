@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from ogdm_core.files import check_writable, write_json
 from ogdm_core.flags import Parser, number
+from ogdm_core.nfe import steps_for_nfe
 from run.provenance import commit, versions
 
 if TYPE_CHECKING:
@@ -135,8 +136,6 @@ def _check_flags(p: argparse.ArgumentParser, args: argparse.Namespace, model: bo
     if given and not model:
         raise ValueError(f"--{given[0]} is for a model; {args.samples} holds no unet/")
     if model:
-        from ogdm_core.samplers import steps_for_nfe
-
         vars(args).update({n: getattr(args, n) or default for n, default in OF_MODEL.items()})
         steps_for_nfe(args.sampler, args.nfe)
     given = [n for n in TORCH_ONLY if getattr(args, n) != p.get_default(n)]

@@ -175,7 +175,7 @@ def nearest_neighbours(queries: Tensor, reference: Tensor, k: int = 1) -> tuple[
     search = NearestNeighbors(n_neighbors=min(k + 3, len(x)), algorithm="brute").fit(x)
     near = torch.from_numpy(search.kneighbors(q, return_distance=False)).sort().values
     exact, order = torch.stack([(q - x[i]).norm(dim=1) for i in near.T], 1).sort(stable=True)
-    return exact[:, :k], near.gather(1, order)[:, :k]
+    return exact[:, :k].contiguous(), near.gather(1, order)[:, :k]
 
 
 def _finite(x: Tensor, name: str) -> Tensor:

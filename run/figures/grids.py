@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 
-from ogdm_core.samplers import steps_for_nfe
+from ogdm_core.nfe import steps_for_nfe
 
 from . import style
 from .samples import load_method, shared_noise

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ogdm_core.samplers import steps_for_nfe
+from ogdm_core.nfe import steps_for_nfe
 
 from . import style
 from .samples import Method, feature_net, load_method, shared_noise

@@ -17,13 +17,14 @@ import math
 import sys
 from pathlib import Path
 
-from ogdm_core.flags import Parser, errors_in_one_line, number, numbers
+from ogdm_core.flags import Parser, cells, errors_in_one_line, number, numbers
+from ogdm_core.nfe import steps_for_nfe
 
 PROGRAM = "run/guidance.sh"
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """The flags of one of three commands; samplers and NFEs are checked where torch is there."""
+    """The flags of one of three commands."""
     p = Parser(prog=PROGRAM, description=__doc__)
     commands = p.add_subparsers(dest="command", required=True)
     count, seed = number(int, 1), number(int, 0, 2**31)
@@ -59,8 +60,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add = command("compare", "Measures guidance on the fine-tunes of a quickstart.").add_argument
     add("quickstart", type=Path, help="the folder that run/quickstart.sh wrote")
     add("--output", type=Path, required=True, help="folder for samples, guides and results.json")
-    add("--cells", default="euler-10,heun-11,heun-15,heun-25", metavar="SAMPLER-NFE,...",
-        help="default: %(default)s")  # fmt: skip
+    add("--cells", type=cells, default="euler-10,heun-11,heun-15,heun-25",
+        metavar="SAMPLER-NFE,...", help="default: %(default)s")  # fmt: skip
     add("--weights", type=numbers(float, -math.inf), default=[1.0], metavar="W,...",
         help="guidance weights, as in 0.5,1,2; 0 for none (default: 1)")  # fmt: skip
     add("--discretisation", default="linear", help="time grid (default: linear)")
@@ -68,16 +69,10 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add("--count", type=count, default=5000, help="samples that train a guide (default: 5000)")
     add("--steps", type=count, default=2000, help="training steps of a guide (default: 2000)")
     args = p.parse_args(argv)
-    if args.command != "train":
-        from ogdm_core.samplers import steps_for_nfe
-        from run.draw import cells
-
+    if args.command == "sample":
         try:
-            if args.command == "sample":
-                steps_for_nfe(args.sampler, args.nfe)
-            else:
-                args.cells = cells(args.cells)
-        except (ValueError, argparse.ArgumentTypeError) as error:
+            steps_for_nfe(args.sampler, args.nfe)
+        except ValueError as error:
             p.error(str(error))
     return args
 

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from ogdm_core.files import check_writable, sha256, whole, write_json
-from ogdm_core.flags import Parser, errors_in_one_line, number
+from ogdm_core.flags import Parser, cells, errors_in_one_line, number
 from ogdm_core.progress import Progress
 from ogdm_core.samplers import sample
 from ogdm_core.solvers import step
 from ogdm_core.trainer import images as data_sets
 from ogdm_core.trainer.train import check_model
-from run.draw import Model, cells
+from run.draw import Model
 from run.evaluate import classifier as features
 from run.evaluate import metrics
 

@@ -49,7 +49,8 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[Arm]]:
     add, count = p.add_argument, flags.number(int, 1)
     add("--set", action="append", default=[], metavar="NAME=V1,V2", help="values of a setting, as "
         f"in --ogdm-NAME (default: {' '.join(f'{n}={v}' for n, v in GRID.items())})")  # fmt: skip
-    add("--cells", default=CELLS, metavar="SAMPLER-NFE,...", help=f"(default: {CELLS})")
+    add("--cells", type=lambda text: flags.cells(text) and text, default=CELLS,
+        metavar="SAMPLER-NFE,...", help=f"(default: {CELLS})")  # fmt: skip
     add("--model", default=str(EXPERIMENTS["digits"].shipped), help="folder in diffusers' format "
         "(default: the quickstart's baseline)")  # fmt: skip
     add("--data", default="digits", help="digits, mnist, an .npz or a folder (default: digits)")
@@ -121,27 +122,22 @@ def score_job(args: argparse.Namespace, arm: Arm, classifier: Path) -> Any:
                inputs=(str(classifier),))  # fmt: skip
 
 
+@flags.errors_in_one_line()
 def main(argv: list[str] | None = None) -> int:
     """Exit status: 0 all done, 1 some fine-tunes failed, 2 nothing was started, 130 Ctrl-C."""
     argv = sys.argv[1:] if argv is None else argv
     args, arms = parse(argv)
     from ogdm_core.trainer.train import check_model
-    from run.draw import cells
     from run.quickstart.score import classifier_path, ensure_classifier
     from run.tables.jobs import chain
     from run.tables.workflow import workflow
 
     from . import report
 
-    try:
-        cells(args.cells)
-        check_model(args.model)
-        args.out.mkdir(parents=True, exist_ok=True)
-        find = classifier_path if args.dry_run else ensure_classifier
-        classifier = (args.classifier or find(args.out, args.data)).absolute()
-    except (ValueError, OSError, ImportError, argparse.ArgumentTypeError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    check_model(args.model)
+    args.out.mkdir(parents=True, exist_ok=True)
+    find = classifier_path if args.dry_run else ensure_classifier
+    classifier = (args.classifier or find(args.out, args.data)).absolute()
     jobs = [score_job(args, arm, classifier) for arm in arms]
     if args.dry_run:
         for job in chain(jobs):

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ogdm_core.samplers import steps_for_nfe
+from ogdm_core.nfe import steps_for_nfe
 from run.train import commands
 from run.train.commands import Command, Engine
 from run.train.presets import PRESETS, Preset

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ogdm_core.flags import Parser, number
+from ogdm_core.nfe import steps_for_nfe
 from run.provenance import ROOT
 
 from .commands import Command, Engine, not_ready, resumed, sample, slurm_nodes, train
@@ -72,8 +73,6 @@ def command(args: argparse.Namespace, preset: Preset) -> Command | None:
             )
         if preset.backbone == "edm" and args.sample == "stochastic":
             raise ValueError("--sample: EDM's generate.py has no stochastic sampler of ours")
-        from ogdm_core.samplers import steps_for_nfe
-
         steps_for_nfe(args.sample, args.nfe)  # refuses unknown samplers, and NFEs they cannot hit
         model = _absolute(args.model)
         return sample(preset, model, out, args.sample, args.nfe, args.images, args.seed or 0,
