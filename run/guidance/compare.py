@@ -47,29 +47,35 @@ def make_guide(run: Path, images: Images, args: argparse.Namespace) -> Guide:
     return load_guide(path)
 
 
+def fine_tunes(quickstart: Path, data: str) -> tuple[dict[Path, tuple[str, int]], Path]:
+    """{folder: (method, seed)} of a quickstart's fine-tunes on `data`, and its classifier."""
+    folder = quickstart / "runs"
+    names = {p: re.fullmatch(r"(\w+)-seed(\d+).*", p.name) for p in sorted(folder.glob("*-seed*"))}
+    runs = {p: (m[1], int(m[2])) for p, m in names.items() if m and (p / "unet").is_dir()}
+    found = sorted(quickstart.glob(f"classifier-{data}-*.pt"))
+    if not runs or not found:
+        raise FileNotFoundError(
+            f"{quickstart} holds no fine-tunes on {data}; "
+            f"run/quickstart.sh --data {data} --out {quickstart}"
+        )
+    (method, seed), count = Counter(runs.values()).most_common(1)[0]
+    if count > 1:
+        raise ValueError(
+            f"{method}-seed{seed} stands for several fine-tunes in {folder}; remove the folders of "
+            "those that are not meant, or give a quickstart's folder with one run per seed"
+        )
+    return runs, found[-1]
+
+
 def compare(args: argparse.Namespace) -> None:
     """Measures every fine-tune below `args.quickstart`/runs without a guide and with each weight.
 
     Writes output/results.json after every row, and prints a table at the end. Samples, guides and
     rows that are there already are not made again.
     """
-    folder = args.quickstart / "runs"
-    runs = {p: re.fullmatch(r"((\w+)-seed(\d+)).*", p.name) for p in sorted(folder.glob("*-seed*"))}
-    runs = {p: match.groups() for p, match in runs.items() if match and (p / "unet").is_dir()}
-    found = sorted(args.quickstart.glob("classifier-digits-*.pt"))
-    if not runs or not found:
-        raise FileNotFoundError(
-            f"{args.quickstart} holds no fine-tunes on digits; "
-            f"run/quickstart.sh --data digits --out {args.quickstart}"
-        )
-    seen = Counter(name for name, _, _ in runs.values())
-    if twice := [name for name, count in seen.items() if count > 1]:
-        raise ValueError(
-            f"{twice[0]} stands for several fine-tunes in {folder}; remove the folders of those "
-            "that are not meant, or give a quickstart's folder with one run per seed"
-        )
+    runs, features = fine_tunes(args.quickstart, "digits")
     images = load("digits")
-    classifier, _ = load_classifier(found[-1], images)
+    classifier, _ = load_classifier(features, images)
     real = classifier.features(images.all())
     shape = (args.samples, images.channels, images.size, images.size)
     noise = torch.randn(shape, generator=torch.Generator().manual_seed(0))
@@ -82,7 +88,7 @@ def compare(args: argparse.Namespace) -> None:
         result["rows"] = _rows_of(path, result)
     rows = result["rows"]
     have = [tuple(row[name] for name in KEY) for row in rows]
-    for run, (_, method, number) in runs.items():
+    for run, (method, seed) in runs.items():
         guide = make_guide(run, images, args)
         model = Model(str(run), "cpu")
         for (sampler, nfe), weight in product(args.cells, dict.fromkeys((0.0, *args.weights))):
@@ -93,7 +99,7 @@ def compare(args: argparse.Namespace) -> None:
             fake = classifier.features(x)
             fid, (_, recall) = metrics.fid(real, fake), metrics.precision_recall(real, fake)
             cost = guided_nfe(sampler, nfe) if weight else nfe
-            rows.append({"run": run.name, "method": method, "seed": int(number), "sampler": sampler,
+            rows.append({"run": run.name, "method": method, "seed": seed, "sampler": sampler,
                          "nfe": nfe, "weight": weight, "cost": cost, "fid": fid,
                          "recall": recall})  # fmt: skip
             write_json(path, result)

@@ -1,0 +1,111 @@
+"""Distils every fine-tune of a quickstart into a student that samples in one or two steps: which is
+the better teacher, the control or OGDM?
+
+    run/quickstart.sh --data digits --seeds 0,1,2
+    run/distil.sh out/quickstart --output out/distil
+
+Prints FID and recall by teacher, and writes the students, results.json and distil.png to OUTPUT.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+from ogdm_core.flags import Parser, number
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """The flags."""
+    p = Parser(prog="run/distil.sh", description=__doc__)
+    add = p.add_argument
+    add("quickstart", type=Path, help="the folder that run/quickstart.sh wrote")
+    add("--output", type=Path, default=Path("out/distil"), help="folder to write")
+    add("--data", choices=("digits", "mnist"), default="digits",
+        help="what the fine-tunes were trained on (default: digits)")  # fmt: skip
+    add("--steps", type=number(int, 1), default=500, help="per student (default: 500)")
+    add("--grid", type=number(int, 2, 1000), default=18,
+        help="Euler steps of the teacher from T to 0 (default: 18)")  # fmt: skip
+    add("--samples", type=number(int, 100), default=1500, help="per student (default: 1500)")
+    args = p.parse_args(argv)
+    args.error = p.error
+    return args
+
+
+def plot(rows: list[dict[str, Any]], path: Path, command: str) -> None:
+    """FID by number of steps and teacher: bars for the means, points for the seeds."""
+    from run.figures import style
+
+    fig, ax = style.figure(size=(4.6, 2.8))
+    for i, (method, name) in enumerate((("control", "control"), ("ogdm", "OGDM"))):
+        for nfe in (1, 2):
+            fids = [r["fid"] for r in rows if (r["method"], r["nfe"]) == (method, nfe)]
+            at, colour = nfe + 0.36 * i - 0.18, style.method_colour(method)
+            label = name if nfe == 1 else None
+            ax.bar(at, sum(fids) / max(len(fids), 1), 0.34, color=colour, alpha=0.6, label=label)
+            ax.scatter([at] * len(fids), fids, s=12, color=style.ORANGE, zorder=3)
+    ax.set_xticks([1, 2], ["1 step", "2 steps"])
+    ax.set_ylabel("student's FID (lower is better)")
+    ax.legend(fontsize=8, title="teacher")
+    fig.tight_layout(rect=(0, 0.03, 1, 1))
+    style.save(fig, path, command)
+
+
+def work(args: argparse.Namespace, command: str) -> None:
+    """Distils and scores every fine-tune; results.json grows with them."""
+    import torch
+
+    from ogdm_core.files import check_writable, write_json
+    from ogdm_core.trainer.images import load
+    from ogdm_core.trainer.train import load_model
+    from run.distil.student import distil, draw
+    from run.evaluate import metrics
+    from run.evaluate.classifier import load_classifier
+    from run.guidance.compare import fine_tunes, table
+    from run.provenance import commit
+
+    runs, features = fine_tunes(args.quickstart, args.data)
+    result = {"command": command, "commit": commit(), "rows": []}
+    check_writable(args.output / "results.json")
+    torch.set_num_threads(1)  # the same result on any number of cores, and as fast
+    images = load(args.data)
+    classifier, _ = load_classifier(features, images)
+    real = classifier.features(images.all())
+    shape = (args.samples, images.channels, images.size, images.size)
+    noise = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    for run, (method, seed) in runs.items():
+        unet, scheduler = load_model(str(run))
+        unet.to("cuda" if torch.cuda.is_available() else "cpu")
+        name = f"{method}, seed {seed}"
+        student = distil(unet, scheduler, images, args.steps, args.grid, seed, f"{name}: step")
+        student.save_pretrained(args.output / run.name / "unet")
+        scheduler.save_pretrained(args.output / run.name / "scheduler")
+        for nfe in (1, 2):
+            fake = classifier.features(draw(student, scheduler, noise, args.grid, nfe).cpu())
+            fid, (_, recall) = metrics.fid(real, fake), metrics.precision_recall(real, fake)
+            result["rows"].append({
+                "run": run.name, "method": method, "seed": seed, "sampler": "consistency",
+                "nfe": nfe, "cost": nfe, "weight": 0.0, "fid": fid, "recall": recall,
+            })  # fmt: skip
+            print(f"{name}, NFE {nfe}: FID {fid:.3f}, recall {recall:.3f}", flush=True)
+        write_json(args.output / "results.json", result)
+    print(table(result["rows"]))
+    plot(result["rows"], args.output / "distil.png", command)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs it; returns the exit code."""
+    argv = sys.argv[1:] if argv is None else argv
+    args = parse(argv)
+    try:
+        work(args, shlex.join(["run/distil.sh", *argv]))
+    except (ValueError, OSError, ImportError) as error:
+        args.error(str(error))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
