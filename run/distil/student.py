@@ -88,7 +88,7 @@ def distil(
 
 @torch.no_grad()
 def draw(student: Any, scheduler: Any, noise: Tensor, grid: int, steps: int) -> Tensor:
-    """Samples in [-1, 1] from unit noise: f(x_T, T); in two steps, noised to T / 2, f again."""
+    """Samples in [-1, 1] from unit noise: f(x_T, T); in two steps, noised to 2 T / 3, f again."""
     noise = noise.to(student.device)
     schedule, label = schedule_of(scheduler), labels(student, noise)
     eps_fn = make_eps_fn(student, schedule, scheduler.config.prediction_type, label)
@@ -96,7 +96,7 @@ def draw(student: Any, scheduler: Any, noise: Tensor, grid: int, steps: int) -> 
     f, t = consistency(eps_fn, schedule), times[-1].expand(len(noise))
     x = f(schedule.prior(noise), t).clamp(-1, 1)
     if steps == 2:
-        t = times[grid // 2].expand(len(noise))
+        t = times[2 * grid // 3].expand(len(noise))
         again = torch.randn(noise.shape, generator=generator_of("second step")).to(noise)
         x = f(schedule.diffuse(x, again, t), t).clamp(-1, 1)
     return x
