@@ -8,11 +8,12 @@ import torch
 
 pytest.importorskip("diffusers", reason="the diffusers extra is not installed")
 
+from ogdm_core.samplers import sample  # noqa: E402
 from ogdm_core.schedule import DiscreteVP  # noqa: E402
 from ogdm_core.trainer.images import digits  # noqa: E402
-from ogdm_core.trainer.train import load_model  # noqa: E402
 from run.distil.__main__ import main  # noqa: E402
 from run.distil.student import FLOOR, consistency, distil, draw  # noqa: E402
+from run.draw import Model  # noqa: E402
 from run.evaluate.classifier import save_classifier, train_classifier  # noqa: E402
 
 BASELINE = Path("run/quickstart/baseline-digits").absolute()
@@ -32,33 +33,28 @@ def test_f_is_its_input_at_the_data_and_the_networks_estimate_where_a_allows_it(
     assert at_T.abs().max() < 2 / FLOOR * max(x.abs().max(), eps.abs().max())
 
 
-def disagreement(student, teacher, scheduler, times):
+def disagreement(student, teacher, times):
     """Mean squared distance of f's answers at neighbouring times of the teacher's path."""
-    from ogdm_core.samplers import sample
-    from ogdm_core.splice.diffusers import make_eps_fn, schedule_of
-
-    schedule = schedule_of(scheduler)
+    schedule = teacher.schedule
     noise = torch.randn(64, 1, 8, 8, generator=torch.Generator().manual_seed(1))
-    path = sample(make_eps_fn(teacher, schedule), noise, schedule, nfe=len(times) - 1,
+    path = sample(teacher.eps_fn(None), noise, schedule, nfe=len(times) - 1,
                   discretisation="trailing", trajectory=True)  # fmt: skip
-    f = consistency(make_eps_fn(student, schedule), schedule)
+    f = consistency(student.eps_fn(None), schedule)
     with torch.no_grad():
         answers = [f(x, torch.full((64,), t)) for x, t in zip(path, times, strict=True)]
     return float(torch.stack(answers).diff(dim=0).square().mean())
 
 
 def test_a_student_agrees_with_itself_along_the_teachers_path():
-    teacher, scheduler = load_model(str(BASELINE))
-    before = {name: p.clone() for name, p in teacher.named_parameters()}
-    student = distil(teacher, scheduler, digits(), steps=25, grid=4)
-    times = [1000, 750, 500, 250, 0]
-    first = disagreement(teacher, teacher, scheduler, times)
-    assert disagreement(student, teacher, scheduler, times) < 0.95 * first
-    assert all(torch.equal(p, before[name]) for name, p in teacher.named_parameters())
-    again = distil(teacher, scheduler, digits(), steps=2, grid=4)
-    same = distil(teacher, scheduler, digits(), steps=2, grid=4)
-    for p, q in zip(again.parameters(), same.parameters(), strict=True):
-        assert torch.equal(p, q)
+    teacher, times = Model(str(BASELINE), "cpu"), [1000, 750, 500, 250, 0]
+    before = [p.clone() for p in teacher.unet.parameters()]
+    first = disagreement(teacher, teacher, times)
+    student = distil(teacher, digits(), steps=25, grid=4)
+    assert disagreement(student, teacher, times) < 0.95 * first
+    for p, q in zip(teacher.unet.parameters(), before, strict=True):
+        assert torch.equal(p, q), "the teacher has changed"
+    one, two = (distil(teacher, digits(), steps=2, grid=4).unet.parameters() for _ in range(2))
+    assert all(torch.equal(p, q) for p, q in zip(one, two, strict=True))
 
 
 def test_every_fine_tune_gets_a_student_and_two_rows(tmp_path, capsys):
@@ -75,8 +71,7 @@ def test_every_fine_tune_gets_a_student_and_two_rows(tmp_path, capsys):
     ]
     assert "| consistency 2 | ogdm | 2 |" in capsys.readouterr().out
     assert (out / "distil.png").stat().st_size > 1000
-    student, scheduler = load_model(str(out / "ogdm-seed0-cd"))
-    x = draw(student, scheduler, torch.randn(5, 1, 8, 8), 18, 2)
+    x = draw(Model(str(out / "ogdm-seed0-cd")), torch.randn(5, 1, 8, 8), 18, 2)
     assert x.shape == (5, 1, 8, 8) and x.abs().max() <= 1
 
 

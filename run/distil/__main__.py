@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -60,8 +61,8 @@ def work(args: argparse.Namespace, command: str) -> None:
 
     from ogdm_core.files import check_writable, write_json
     from ogdm_core.trainer.images import load
-    from ogdm_core.trainer.train import load_model
     from run.distil.student import distil, draw
+    from run.draw import Model
     from run.evaluate import metrics
     from run.evaluate.classifier import load_classifier
     from run.guidance.compare import fine_tunes, table
@@ -77,14 +78,12 @@ def work(args: argparse.Namespace, command: str) -> None:
     shape = (args.samples, images.channels, images.size, images.size)
     noise = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     for run, (method, seed) in runs.items():
-        unet, scheduler = load_model(str(run))
-        unet.to("cuda" if torch.cuda.is_available() else "cpu")
-        name = f"{method}, seed {seed}"
-        student = distil(unet, scheduler, images, args.steps, args.grid, seed, f"{name}: step")
-        student.save_pretrained(args.output / run.name / "unet")
-        scheduler.save_pretrained(args.output / run.name / "scheduler")
+        name, folder = f"{method}, seed {seed}", args.output / run.name
+        student = distil(Model(str(run)), images, args.steps, args.grid, seed, f"{name}: step")
+        student.unet.save_pretrained(folder / "unet")
+        shutil.copytree(run / "scheduler", folder / "scheduler", dirs_exist_ok=True)
         for nfe in (1, 2):
-            fake = classifier.features(draw(student, scheduler, noise, args.grid, nfe).cpu())
+            fake = classifier.features(draw(student, noise, args.grid, nfe))
             fid, (_, recall) = metrics.fid(real, fake), metrics.precision_recall(real, fake)
             result["rows"].append({
                 "run": run.name, "method": method, "seed": seed, "sampler": "consistency",

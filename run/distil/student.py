@@ -9,7 +9,6 @@ to the next lower time u of a fixed grid. f(x, 0) = x by construction.
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,9 +17,8 @@ from ogdm_core.progress import Progress
 from ogdm_core.random import generator_of
 from ogdm_core.schedule import DiscreteVP, expand
 from ogdm_core.solvers import EpsFn, step
-from ogdm_core.splice.diffusers import make_eps_fn, schedule_of
 from ogdm_core.trainer.images import Images, batch_index
-from run.quickstart.score import labels
+from run.draw import Model
 
 FLOOR = 0.5  # a_T is 0.006, and 1 / a_T would multiply the network's error
 HUBER = 0.03  # c of the pseudo-Huber loss, which is about quadratic below it
@@ -47,16 +45,14 @@ def grid_times(schedule: DiscreteVP, grid: int) -> Tensor:
 
 
 def distil(
-    teacher: Any, scheduler: Any, images: Images, steps: int, grid: int, seed: int = 0,
-    name: str = "step",
-) -> Any:  # fmt: skip
+    teacher: Model, images: Images, steps: int, grid: int, seed: int = 0, name: str = "step"
+) -> Model:
     """The student after `steps` steps: the average of its weights."""
-    schedule, kind = schedule_of(scheduler), scheduler.config.prediction_type
-    times = grid_times(schedule, grid)
-    teacher.eval().requires_grad_(False)
-    average, student = copy.deepcopy(teacher), copy.deepcopy(teacher).train().requires_grad_(True)
-    optimizer = torch.optim.Adam(student.parameters(), lr=LR)
-    rng, device = generator_of("distil", seed), teacher.device
+    schedule, device = teacher.schedule, teacher.device
+    student, average = copy.deepcopy(teacher), copy.deepcopy(teacher)
+    student.unet.train()
+    optimizer = torch.optim.Adam(student.unet.parameters(), lr=LR)
+    times, rng = grid_times(schedule, grid), generator_of("distil", seed)
     with Progress(name, steps) as progress:
         for i in range(steps):
             index = batch_index(len(images), BATCH, i, seed)
@@ -64,39 +60,38 @@ def distil(
             eps = torch.randn(x_0.shape, generator=rng).to(device)
             n = torch.randint(1, grid + 1, (BATCH,), generator=rng)
             t, u = times[n].to(device), times[n - 1].to(device)
-            classes = teacher.config.num_class_embeds and images.labels is not None
+            classes = teacher.unet.config.num_class_embeds and images.labels is not None
             label = images.labels[index].to(device) if classes else None
-            teach, learn, aim = (
-                make_eps_fn(net, schedule, kind, label) for net in (teacher, student, average)
-            )
             x_t = schedule.diffuse(x_0, eps, t)
             with torch.no_grad():
-                x_u = step(schedule, x_t, teach(x_t, t), t, u)
-                target = consistency(aim, schedule)(x_u, u)
-            gap = (consistency(learn, schedule)(x_t, t) - target).flatten(1)
+                x_u = step(schedule, x_t, teacher.eps_fn(label)(x_t, t), t, u)
+                target = consistency(average.eps_fn(label), schedule)(x_u, u)
+            gap = (consistency(student.eps_fn(label), schedule)(x_t, t) - target).flatten(1)
             loss = ((gap.square().sum(1) + HUBER**2).sqrt() - HUBER).mean()
             optimizer.param_groups[0]["lr"] = LR * (1 - i / steps)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             with torch.no_grad():
-                for p, q in zip(average.parameters(), student.parameters(), strict=True):
+                pairs = zip(average.unet.parameters(), student.unet.parameters(), strict=True)
+                for p, q in pairs:
                     p.lerp_(q, 1 - EMA)
             progress.update(i + 1, f"loss {float(loss.detach()):.3f}", show=(i + 1) % 500 == 0)
     return average
 
 
 @torch.no_grad()
-def draw(student: Any, scheduler: Any, noise: Tensor, grid: int, steps: int) -> Tensor:
-    """Samples in [-1, 1] from unit noise: f(x_T, T); in two steps, noised to 2 T / 3, f again."""
-    noise = noise.to(student.device)
-    schedule, label = schedule_of(scheduler), labels(student, noise)
-    eps_fn = make_eps_fn(student, schedule, scheduler.config.prediction_type, label)
+def draw(student: Model, noise: Tensor, grid: int, steps: int) -> Tensor:
+    """Samples in [-1, 1], on the CPU, from unit noise.
+
+    They are f(x_T, T); with two steps, f again after noise is added to that, up to 2 T / 3.
+    """
+    noise, schedule = noise.to(student.device), student.schedule
+    f = consistency(student.eps_fn(student.labels(len(noise))), schedule)
     times = grid_times(schedule, grid).to(noise.device)
-    f, t = consistency(eps_fn, schedule), times[-1].expand(len(noise))
-    x = f(schedule.prior(noise), t).clamp(-1, 1)
+    x = f(schedule.prior(noise), times[-1].expand(len(noise))).clamp(-1, 1)
     if steps == 2:
         t = times[2 * grid // 3].expand(len(noise))
         again = torch.randn(noise.shape, generator=generator_of("second step")).to(noise)
         x = f(schedule.diffuse(x, again, t), t).clamp(-1, 1)
-    return x
+    return x.cpu()
