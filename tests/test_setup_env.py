@@ -292,6 +292,7 @@ def bare(tmp_path_factory) -> str:
         ("guidance.sh", ["sample", "model", "--output", "a.npz", "--count", "0"], "--count"),
         ("benchmark.sh", ["--resolution", "33"], "--resolution"),
         ("sweep.sh", ["--set", "kk=1"], "kk"),
+        ("distil.sh", ["out/quickstart", "--grid", "1"], "--grid"),
     ],
 )
 def test_a_wrong_argument_is_refused_without_any_package(script, arguments, said, bare):
