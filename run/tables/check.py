@@ -8,6 +8,7 @@ import os
 import shutil
 from pathlib import Path
 
+from ogdm_core.splice.export_ldm import run_configs
 from run.train import commands
 from run.train.presets import Preset, get_preset
 
@@ -80,16 +81,12 @@ def _checkpoints(options: Options) -> list[str]:
             found.append(f"--checkpoint: {name}: only EDM's scripts read URLs; download {path}")
         elif not url and not Path(path).is_file():
             found.append(f"--checkpoint: {name}: there is no file {path}")
-        elif backbone == "ldm" and not _has_config(Path(path)):
+        elif backbone == "ldm" and not (
+            Path(path).with_name("config.yaml").is_file() or run_configs(path)
+        ):
             found.append(f"--checkpoint: {name}: no config.yaml beside {path}, and it is in no "
                          "training run; latent-diffusion needs the model's config")  # fmt: skip
     return found
-
-
-def _has_config(checkpoint: Path) -> bool:
-    from ogdm_core.splice.export_ldm import run_configs
-
-    return checkpoint.with_name("config.yaml").is_file() or bool(run_configs(str(checkpoint)))
 
 
 def _upstream(options: Options, backbone: str) -> list[str]:

@@ -26,7 +26,7 @@ def workflow(
     jobs        so many at a time, where it is not Slurm that decides
     """
     pending, total = chain(goals, pending=True), len(chain(goals))
-    _say(f"{len(goals)} results, {total} jobs, {len(pending)} to do; in {out}")
+    print(f"{len(goals)} results, {total} jobs, {len(pending)} to do; in {out}", file=sys.stderr)
     if not pending:
         return 0
     for job in pending:
@@ -65,10 +65,6 @@ def workflow(
         for number, handler in before.items():
             signal.signal(number, handler)
     if stopped:
-        _say("stopped; all that is done is kept, and the same command continues")
+        print("stopped; all that is done is kept, and the same command continues", file=sys.stderr)
         return 130
     return status
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

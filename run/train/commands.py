@@ -71,10 +71,10 @@ class Command:
         variables = "".join(f"{name}={shlex.quote(value)} " for name, value in self.env.items())
         return f"{place}{variables}{shlex.join(self.argv)}"
 
-    def run(self, **options: Any) -> int:
+    def run(self) -> int:
         """Runs it; the exit status."""
         env = os.environ | dict(self.env)
-        return subprocess.run(self.argv, cwd=self.cwd, env=env, **options).returncode
+        return subprocess.run(self.argv, cwd=self.cwd, env=env).returncode
 
     def settings(self) -> dict[str, Any]:
         """What the result depends on: the flags without places and numbers of processes."""
