@@ -115,7 +115,7 @@ def plot_samples(results: dict[str, Any], folders: dict[str, Path], path: Path) 
     from ogdm_core.trainer.images import load
     from run.figures import style
 
-    images, columns, shown, nfes = load(results["data"]), 6, 12, (5, 10, 25)
+    images, columns, shown, nfes = load(results["data"]), 6, 12, (3, 5, 10)
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
     fig, axes = style.figure(2, len(nfes) + 1, size=(12, 2.6))
     for i, (method, line) in enumerate(zip(NAMES, axes, strict=True)):

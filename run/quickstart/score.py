@@ -26,10 +26,12 @@ from run.evaluate import classifier as features
 from run.evaluate import metrics
 
 GRID = {
-    "euler": (5, 10, 25),
+    "euler": (3, 5, 10, 25),
     "s-pndm": (5, 10),
     "f-pndm": (15, 25),
-    "heun": (5, 11),
+    "heun": (11,),
+    "dpmpp-2m": (5, 10),
+    "unipc": (5, 10),
 }
 STEPS = 10  # of the trajectories that are kept
 
