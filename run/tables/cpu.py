@@ -53,7 +53,7 @@ LIGHT = {"d_kind": "light", "fused": True}
 NETWORKS = {
     "adm": Tuned((4_000, "1e-3"), (1_000, "2e-4"), 0.5, 0.06, LIGHT | {"t_max": 0.7}),
     "edm": Tuned((3_125, "1e-3"), (1_000, "2e-4"), 0.5, 0.12, LIGHT),
-    "edm-heun": Tuned((3_125, "1e-3"), (1_000, "2e-4"), 0.35, 0.06, LIGHT),
+    "edm-heun": Tuned((3_125, "1e-3"), (1_000, "2e-4"), 0.2, 0.025, LIGHT),
     "edm-cond": Tuned((3_125, "1e-3"), (1_000, "2e-4"), 0.35, 0.04, LIGHT),
     "ldm": Tuned((4_000, "1e-3"), (1_000, "2e-4"), 0.25, 0.1, LIGHT | {"t_max": 0.7}),
 }
