@@ -23,7 +23,7 @@ class Experiment:
 
 EXPERIMENTS = {
     "mnist": Experiment(
-        "--channels 16,32,64 --attention 4 --scale-shift --steps 3500 --lr 1e-3 --anneal",
+        "--channels 16,32,64 --attention 4 --scale-shift --steps 14000 --lr 1e-3 --anneal",
         HERE / "baseline-mnist", 600, 1000, "--lr 2e-4 --ema 0.995 --anneal",
     ),
     "digits": Experiment("--channels 8,16 --steps 8000 --lr 8e-4", HERE / "baseline-digits",
