@@ -2,7 +2,7 @@
 
 From one pretrained baseline, two fine-tunes of equal length start: the control (plain loss) and
 OGDM. Both see the same images and the same noise. Then both are sampled from the same initial
-noise with Euler, S-PNDM, F-PNDM and Heun at several NFEs, and FID and recall are measured.
+noise with six samplers at several NFEs, and FID and recall are measured.
 
     run/quickstart.sh --out out/quickstart
 

@@ -71,7 +71,8 @@ def print_table(results: dict[str, Any]) -> None:
     title = f"FID and recall on {results['data']}{mean} (classifier features, not Inception)"
     table = Table(title=title)
     for column in COLUMNS:
-        table.add_column(column, justify="left" if column == "sampler" else "right")
+        left = column == "sampler"
+        table.add_column(column, justify="left" if left else "right", no_wrap=left)
     previous = None
     for name, nfe, control, ogdm, change, *recalls in lines(results):
         if previous not in (None, name):
@@ -86,14 +87,18 @@ def print_table(results: dict[str, Any]) -> None:
 
 
 def plot_fid(results: dict[str, Any], path: Path) -> None:
-    """FID over NFE, a panel per sampler."""
+    """FID over NFE, a panel per sampler, three in a line."""
     from matplotlib.ticker import LogLocator
 
     from run.figures import style
 
     samplers = list(dict.fromkeys(c["sampler"] for c in cells(results)))
-    fig, axes = style.figure(1, len(samplers), size=(2.6 * len(samplers), 2.8), sharey=True)
-    for ax, sampler in zip(axes, samplers, strict=True):
+    shape = (-(-len(samplers) // 3), 3)
+    fig, axes = style.figure(*shape, size=(8, 2.6 * shape[0]), sharey=True, squeeze=False)
+    axes = axes.flatten()
+    for ax in axes[len(samplers) :]:
+        ax.set_axis_off()
+    for ax, sampler in zip(axes, samplers, strict=False):
         rows = [c for c in cells(results) if c["sampler"] == sampler]
         nfes = [c["nfe"] for c in rows]
         for method, marker in (("control", "o"), ("ogdm", "s")):
@@ -101,7 +106,8 @@ def plot_fid(results: dict[str, Any], path: Path) -> None:
                     color=style.method_colour(method), label=NAMES[method])  # fmt: skip
         ax.set(title=style.sampler_name(sampler), xlabel="NFE", yscale="log")
         ax.set_xticks(nfes, map(str, nfes))
-    axes[0].set_ylabel("FID (lower is better)")
+    for ax in axes[::3]:
+        ax.set_ylabel("FID (lower is better)")
     axes[0].yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes[0].yaxis.set_major_formatter("{x:g}")
     axes[0].yaxis.set_minor_formatter("")
