@@ -9,7 +9,7 @@ pytest.importorskip("diffusers")
 
 from ogdm_core.flags import cells  # noqa: E402
 from run.sweep import __main__ as sweep  # noqa: E402
-from run.sweep import beyond, report  # noqa: E402
+from run.sweep import report  # noqa: E402
 
 SMALL = ["--steps", "2", "--samples", "100", "--cells", "euler-2"]
 
@@ -102,13 +102,3 @@ def test_a_small_sweep_runs_and_a_second_time_does_nothing(tmp_path, capfd):
     assert (tmp_path / "sweep.png").is_file()
     assert sweep.main(argv) == 0
     assert "4 jobs, 0 to do" in capfd.readouterr().err
-
-
-@pytest.mark.parametrize("point", [1, 2, 4])
-def test_the_page_on_the_observations_settings_has_the_tables_of_its_results(
-    point, tmp_path, capsys
-):
-    page = (beyond.ROOT / "docs" / "beyond.md").read_text()
-    assert beyond.main([str(point), str(tmp_path / "picture.png")]) == 0
-    assert capsys.readouterr().out in page
-    assert (tmp_path / "picture.png").stat().st_size > 0
