@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from .checkpoints import read_safetensors
 from .discriminator import KINDS
 from .files import whole
-from .nfe import steps_for_nfe
+from .nfe import cost_of, steps_for_nfe
 from .schedule import KarrasVE, Schedule, expand
 from .solvers import EpsFn
 
@@ -104,6 +104,7 @@ def guided(
 
 def evaluations(sampler: str, steps: int) -> list[int]:
     """How often a sampler asks the network in each of its steps; their sum is its NFE."""
+    cost_of(sampler)  # raises for an unknown one
     first = {"heun": [2] * (steps - 1), "s-pndm": [2], "f-pndm": [4] * 3}.get(sampler, [])
     return first + [1] * (steps - len(first))
 

@@ -31,14 +31,19 @@ SAMPLERS = {
 }
 
 
+def cost_of(sampler: str) -> Cost:
+    """What a sampler costs; raises for an unknown one."""
+    if sampler not in SAMPLERS:
+        raise ValueError(f"unknown sampler {sampler!r}; use one of {', '.join(SAMPLERS)}")
+    return SAMPLERS[sampler]
+
+
 def steps_for_nfe(sampler: str, nfe: int) -> int:
     """The number of steps N that costs exactly `nfe` network evaluations.
 
     Raises for an unknown sampler, and for an NFE that it cannot hit: names the nearest that it can.
     """
-    if sampler not in SAMPLERS:
-        raise ValueError(f"unknown sampler {sampler!r}; use one of {', '.join(SAMPLERS)}")
-    s = SAMPLERS[sampler]
+    s = cost_of(sampler)
     steps, rest = divmod(nfe - s.extra, s.per_step)
     if rest == 0 and steps >= s.least:
         return steps

@@ -5,6 +5,7 @@ import torch
 from core_toys import SCHEDULES, Mixture, cosine_vp
 
 from ogdm_core import DISCRETISATIONS, SAMPLERS, DiscreteVP, KarrasVE, sample, steps_for_nfe
+from ogdm_core.samplers import FUNCTIONS
 
 PAPER = [
     ("euler", [(25, 25), (20, 20), (15, 15), (10, 10)]),
@@ -23,6 +24,10 @@ def noise(n=16, dtype=torch.float64, seed=0):
 
 
 # ---------------------------------------------------------------- cost
+
+
+def test_every_sampler_has_a_cost():
+    assert list(FUNCTIONS) == list(SAMPLERS)
 
 
 @pytest.mark.parametrize(("sampler", "nfe", "steps"), COSTS)

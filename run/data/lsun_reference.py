@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ogdm_core.flags import number
+
 from . import write_images
 
 if TYPE_CHECKING:
@@ -32,7 +34,8 @@ def crop(path: Path, size: int) -> Image.Image:
 
 def arguments(add: Callable[..., object]) -> None:
     """The flags."""
-    add("--size", type=int, default=256, help="width and height in pixels (default: 256)")
+    add("--size", type=number(int, 1), default=256,
+        help="width and height in pixels (default: 256)")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> None:

@@ -42,7 +42,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add("--nfe", type=count, default=35, help="network evaluations per image (default: 35)")
     add("--discretisation", help="time grid (default: the schedule's own)")
     add("--guide", type=Path, help="guide to sample with")
-    add("--guide-weight", type=float, default=1.0, help="w (default: 1)")
+    add("--guide-weight", type=number(float, -math.inf), default=1.0, help="w (default: 1)")
 
     add = command("train", "Trains a guide between data and samples of one model.").add_argument
     add("--data", required=True, help="digits, mnist, an .npz or a folder: what is real")
