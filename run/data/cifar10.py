@@ -29,7 +29,7 @@ def pictures(read: Callable[[str], bytes], split: str = "train") -> Iterator[Pic
     import numpy as np
     from PIL import Image
 
-    from ogdm_core.checkpoints import Unpickler  # refuses what would run code
+    from ogdm_core.checkpoints import RefusedError, Unpickler  # refuses what would run code
 
     number = 0
     for name in BATCHES[split]:
@@ -40,7 +40,8 @@ def pictures(read: Callable[[str], bytes], split: str = "train") -> Iterator[Pic
             labels = [range(len(CLASSES)).index(label) for label in batch[b"labels"]]
             pairs = list(zip(pixels.transpose(0, 2, 3, 1), labels, strict=True))
         except DAMAGED as error:
-            raise ValueError(f"{name} is no batch of CIFAR-10 ({error}); get it again") from error
+            why = "it would run code" if isinstance(error, RefusedError) else error
+            raise ValueError(f"{name} is no batch of CIFAR-10 ({why}); get it again") from error
         for image, label in pairs:
             yield f"{CLASSES[label]}_{number:05d}.png", lambda image=image: Image.fromarray(image)
             number += 1
