@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +20,18 @@ from ogdm_core.trainer.images import to_uint8
 from ogdm_core.trainer.train import load_model
 
 
+def shape_of(config: Mapping[str, Any], file: str | Path) -> tuple[int, int, int]:
+    """(C, H, W) of a U-Net's images, from its config, which `file` holds."""
+    channels, size = config.get("in_channels"), config.get("sample_size")
+    shape = (channels, *(size if isinstance(size, list | tuple) else (size, size)))
+    if len(shape) != 3 or not all(isinstance(n, int) and n > 0 for n in shape):
+        raise ValueError(
+            f"{file} has in_channels {channels} and sample_size {size}; write a whole number for "
+            "in_channels, and one or two for sample_size"
+        )
+    return shape
+
+
 class Model:
     """A model in diffusers' format, ready to be sampled: eps_theta and its schedule."""
 
@@ -26,9 +40,7 @@ class Model:
         self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         self.unet.to(self.device).eval()
         self.schedule, self.kind = schedule_of(scheduler), scheduler.config.prediction_type
-        size = self.unet.config.sample_size
-        sides = (size, size) if isinstance(size, int) else size
-        self.shape = (self.unet.config.in_channels, *sides)
+        self.shape = shape_of(self.unet.config, f"{path}/unet/config.json")
 
     def labels(self, count: int) -> Tensor | None:
         """[count]: image i is of class i mod classes; None for a model without classes."""

@@ -13,6 +13,7 @@ import torch
 
 from ogdm_core.files import write_json
 from run import provenance
+from run.draw import shape_of
 from run.evaluate import __main__ as cli
 from run.evaluate import extract, metrics
 from run.evaluate.features import Features, load_features
@@ -86,6 +87,24 @@ def test_a_model_is_sampled_first(folder, capsys):
     said = fails(capsys, "--count", "4", samples=model)  # before anything is drawn
     assert "images of 4x4" in said and "of 8x8" in said and "euler" not in said
     assert "--nfe is for a model; fake.npz holds no unet/" in fails(capsys, "--nfe", "4")
+
+
+@pytest.mark.parametrize(("config", "shape"), [
+    ({"in_channels": 1, "sample_size": 8}, (1, 8, 8)),
+    ({"in_channels": 3, "sample_size": [8, 4]}, (3, 8, 4)),
+    ({"sample_size": 8}, None),
+    ({"in_channels": 1, "sample_size": None}, None),
+    ({"in_channels": 1, "sample_size": [8]}, None),
+])  # fmt: skip
+def test_a_models_config_gives_the_shape_of_its_images(folder, capsys, config, shape):
+    file = folder / "model" / "unet" / "config.json"
+    file.parent.mkdir(parents=True)
+    file.write_text(json.dumps(config))
+    if shape:
+        assert shape_of(config, file) == shape
+    else:
+        said = fails(capsys, reference="digits", samples="model")
+        assert "config.json has in_channels" in said and "whole number" in said
 
 
 def test_numbers_are_those_of_the_metrics(folder, capsys):

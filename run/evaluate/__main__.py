@@ -150,11 +150,12 @@ def _planned(args: argparse.Namespace) -> Source:
     import numpy as np
 
     from ogdm_core.trainer.images import Images
+    from run.draw import shape_of
 
     from .sources import Source
 
-    unet = json.loads((args.samples / "unet" / "config.json").read_text())
-    shape = (args.count, unet["in_channels"], unet["sample_size"], unet["sample_size"])
+    file = args.samples / "unet" / "config.json"
+    shape = (args.count, *shape_of(json.loads(file.read_text()), file))
     return Source(args.samples, Images(np.broadcast_to(np.uint8(0), shape)))
 
 
