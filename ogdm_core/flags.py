@@ -115,14 +115,14 @@ class Parser(argparse.ArgumentParser):
 
 
 def number(kind: type, low: float, high: float = math.inf) -> Callable[[str], float]:
-    """The type of a flag whose value is in [low, high)."""
+    """The type of a flag whose value is in [low, high), and finite."""
 
     def parse(text: str) -> float:
         try:
             value = kind(text)
         except ValueError:
             value = math.nan
-        if not low <= value < high:
+        if not (low <= value < high and value > -math.inf):
             what = "a whole number" if kind is int else "a number"
             least = f" >= {low}" if low > -math.inf else ""
             bound = f" in [{low}, {high})" if high < math.inf else least
@@ -160,7 +160,10 @@ def cells(text: str) -> list[tuple[str, int]]:
 
 @contextlib.contextmanager
 def errors_in_one_line() -> Iterator[None]:
-    """Decorates a command's `main`: what its user can mend ends the program, with status 2."""
+    """Around a command's checks: what its user can mend ends the program, with status 2.
+
+    Around the work itself it would hide where a fault of ours lies.
+    """
     try:
         yield
     except (ValueError, OSError, ImportError) as error:

@@ -1,5 +1,6 @@
 """Discriminator guidance: its sign, scale, cost and file; a guide that is trained on the spot."""
 
+import json
 import re
 from pathlib import Path
 
@@ -75,6 +76,11 @@ def test_guided_samples_have_the_datas_spread(sampler):
     )
     plain = sample(gaussian(MODEL, schedule), x_T, schedule, sampler=sampler, nfe=nfe).item()
     assert plain == pytest.approx(MODEL, rel=0.06)
+
+
+def test_an_unknown_sampler_has_no_evaluations():
+    with pytest.raises(ValueError, match="unknown sampler 'nonsense'"):
+        evaluations("nonsense", 3)
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
@@ -215,6 +221,21 @@ def test_the_commands_sample_train_and_guide(tmp_path, capsys):
     assert not np.array_equal(plain, np.load(tmp_path / "b.npz")["arr_0"])
 
 
+def test_fine_tunes_are_those_on_the_data_that_is_asked_for(tmp_path):
+    pytest.importorskip("diffusers")
+    from run.guidance.compare import fine_tunes
+
+    for name, data in (("control-seed0-ab", "digits"), ("control-seed0-cd", "mnist")):
+        (tmp_path / "runs" / name / "unet").mkdir(parents=True)
+        text = json.dumps({"settings": {"data": data}})
+        (tmp_path / "runs" / name / "training.json").write_text(text)
+        (tmp_path / f"classifier-{data}-0.pt").touch()
+    (tmp_path / "runs" / "control-seed1-unfinished").mkdir()
+    runs, classifier = fine_tunes(tmp_path, "mnist")
+    assert runs == {tmp_path / "runs" / "control-seed0-cd": ("control", 0)}
+    assert classifier.name == "classifier-mnist-0.pt"
+
+
 def test_compare_measures_each_fine_tune_once(tmp_path, capsys, refused):
     pytest.importorskip("diffusers")
     from run.evaluate.classifier import save_classifier, train_classifier
@@ -241,6 +262,8 @@ def test_compare_measures_each_fine_tune_once(tmp_path, capsys, refused):
     (["train", "--data", "digits", "--samples", "no.npz"], "no data at 'no.npz'"),
     (["compare", "nowhere", "--cells", "euler:10"], "give SAMPLER-NFE[,...], such as euler-5"),
     (["compare", "nowhere", "--weights", "a"], "--weights"),
+    (["compare", "nowhere", "--weights=-inf"], "--weights: -inf is not allowed; give a number"),
+    (["sample", "nowhere", "--guide-weight=nan"], "--guide-weight: nan is not allowed"),
     (["compare", "nowhere"], "nowhere holds no fine-tunes on digits"),
 ])  # fmt: skip
 def test_wrong_flags_end_in_one_line(tmp_path, refused, words, said):

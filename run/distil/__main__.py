@@ -1,8 +1,8 @@
 """Distils every fine-tune of a quickstart into a student that samples in one or two steps: which is
 the better teacher, the control or OGDM?
 
-    run/quickstart.sh --data digits --seeds 0,1,2
-    run/distil.sh out/quickstart --output out/distil
+    run/quickstart.sh --data digits --seeds 0,1,2 --out out/quickstart-digits
+    run/distil.sh out/quickstart-digits --output out/distil
 
 Prints FID and recall by teacher, and writes the students, results.json and distil.png to OUTPUT.
 """
@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ogdm_core.flags import Parser, number
+from ogdm_core.flags import Parser, errors_in_one_line, number
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -24,16 +24,15 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     p = Parser(prog="run/distil.sh", description=__doc__)
     add = p.add_argument
     add("quickstart", type=Path, help="the folder that run/quickstart.sh wrote")
-    add("--output", type=Path, default=Path("out/distil"), help="folder to write")
+    add("--output", type=Path, default=Path("out/distil"),
+        help="folder to write (default: out/distil)")  # fmt: skip
     add("--data", choices=("digits", "mnist"), default="digits",
         help="what the fine-tunes were trained on (default: digits)")  # fmt: skip
     add("--steps", type=number(int, 1), default=500, help="per student (default: 500)")
     add("--grid", type=number(int, 2, 1000), default=18,
         help="Euler steps of the teacher from T to 0 (default: 18)")  # fmt: skip
     add("--samples", type=number(int, 100), default=1500, help="per student (default: 1500)")
-    args = p.parse_args(argv)
-    args.error = p.error
-    return args
+    return p.parse_args(argv)
 
 
 def plot(rows: list[dict[str, Any]], path: Path, command: str) -> None:
@@ -57,29 +56,31 @@ def plot(rows: list[dict[str, Any]], path: Path, command: str) -> None:
 
 def work(args: argparse.Namespace, command: str) -> None:
     """Distils and scores every fine-tune; results.json grows with them."""
-    import torch
+    with errors_in_one_line():
+        import torch
 
-    from ogdm_core.files import check_writable, write_json
-    from ogdm_core.trainer.images import load
-    from run.distil.student import distil, draw
-    from run.draw import Model
-    from run.evaluate import metrics
-    from run.evaluate.classifier import load_classifier
-    from run.guidance.compare import fine_tunes, table
-    from run.provenance import commit
+        from ogdm_core.files import check_writable, write_json
+        from ogdm_core.trainer.images import load
+        from run.distil.student import distil, draw
+        from run.draw import Model
+        from run.evaluate import metrics
+        from run.evaluate.classifier import load_classifier
+        from run.guidance.compare import fine_tunes, table
+        from run.provenance import commit
 
-    runs, features = fine_tunes(args.quickstart, args.data)
+        runs, features = fine_tunes(args.quickstart, args.data)
+        check_writable(args.output / "results.json")
+        images = load(args.data)
+        classifier, _ = load_classifier(features, images)
+        teachers = {run: Model(str(run)) for run in runs}
     result = {"command": command, "commit": commit(), "rows": []}
-    check_writable(args.output / "results.json")
     torch.set_num_threads(1)  # the same result on any number of cores, and as fast
-    images = load(args.data)
-    classifier, _ = load_classifier(features, images)
     real = classifier.features(images.all())
     shape = (args.samples, images.channels, images.size, images.size)
     noise = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     for run, (method, seed) in runs.items():
         name, folder = f"{method}, seed {seed}", args.output / run.name
-        student = distil(Model(str(run)), images, args.steps, args.grid, seed, f"{name}: step")
+        student = distil(teachers[run], images, args.steps, args.grid, seed, f"{name}: step")
         student.unet.save_pretrained(folder / "unet")
         shutil.copytree(run / "scheduler", folder / "scheduler", dirs_exist_ok=True)
         for nfe in (1, 2):
@@ -99,10 +100,7 @@ def main(argv: list[str] | None = None) -> int:
     """Runs it; returns the exit code."""
     argv = sys.argv[1:] if argv is None else argv
     args = parse(argv)
-    try:
-        work(args, shlex.join(["run/distil.sh", *argv]))
-    except (ValueError, OSError, ImportError) as error:
-        args.error(str(error))
+    work(args, shlex.join(["run/distil.sh", *argv]))
     return 0
 
 

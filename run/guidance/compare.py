@@ -51,7 +51,7 @@ def fine_tunes(quickstart: Path, data: str) -> tuple[dict[Path, tuple[str, int]]
     """{folder: (method, seed)} of a quickstart's fine-tunes on `data`, and its classifier."""
     folder = quickstart / "runs"
     names = {p: re.fullmatch(r"(\w+)-seed(\d+).*", p.name) for p in sorted(folder.glob("*-seed*"))}
-    runs = {p: (m[1], int(m[2])) for p, m in names.items() if m and (p / "unet").is_dir()}
+    runs = {p: (m[1], int(m[2])) for p, m in names.items() if m and _trained_on(p) == data}
     found = sorted(quickstart.glob(f"classifier-{data}-*.pt"))
     if not runs or not found:
         raise FileNotFoundError(
@@ -65,6 +65,14 @@ def fine_tunes(quickstart: Path, data: str) -> tuple[dict[Path, tuple[str, int]]
             "those that are not meant, or give a quickstart's folder with one run per seed"
         )
     return runs, found[-1]
+
+
+def _trained_on(run: Path) -> str | None:
+    """The data of a finished training; None where there is none."""
+    file = run / "training.json"
+    if not file.is_file() or not (run / "unet").is_dir():
+        return None
+    return json.loads(file.read_text())["settings"]["data"]
 
 
 def compare(args: argparse.Namespace) -> None:

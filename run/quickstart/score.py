@@ -67,7 +67,6 @@ def ensure_classifier(out: Path, data: str, say: Callable[[str], None] = print) 
     return path
 
 
-@errors_in_one_line()
 def main(argv: list[str] | None = None) -> int:
     """Writes {"rows": [...], ...} as json, and the first few samples of each cell as npz."""
     p = Parser(prog="python -m run.quickstart.score", description=__doc__)
@@ -83,19 +82,20 @@ def main(argv: list[str] | None = None) -> int:
     add("--classifier", type=Path, help="from save_classifier; absent: trained here")
     add("--noise-seed", type=number(int, 0, 2**63), default=0, help="seed of x_T (default: 0)")
     args = p.parse_args(argv)
-    check_model(args.model)
-    check_writable(args.output)
-    images = data_sets.load(args.data, args.size)
-    if args.classifier:
-        classifier, accuracy = features.load_classifier(args.classifier, images)
-    else:
-        print("training a classifier whose features FID is measured in", flush=True)
-        classifier, accuracy = features.train_classifier(images)
-    model = Model(args.model)
-    most, steps = max(nfe for _, nfe in args.cells), model.schedule.T
-    if most > steps:
-        raise ValueError(f"{args.model} has {steps} time steps; the grid of NFEs needs {most}")
-    real = classifier.features(images.all())
+    with errors_in_one_line():
+        check_model(args.model)
+        check_writable(args.output)
+        images = data_sets.load(args.data, args.size)
+        if args.classifier:
+            classifier, accuracy = features.load_classifier(args.classifier, images)
+        else:
+            print("training a classifier whose features FID is measured in", flush=True)
+            classifier, accuracy = features.train_classifier(images)
+        model, real_images = Model(args.model), images.all()
+        most, steps = max(nfe for _, nfe in args.cells), model.schedule.T
+        if most > steps:
+            raise ValueError(f"{args.model} has {steps} time steps; the grid of NFEs needs {most}")
+    real = classifier.features(real_images)
     half = real[torch.randperm(len(real), generator=torch.Generator().manual_seed(0))]
     half_fid = metrics.fid(*half.tensor_split(2))
     generator = torch.Generator().manual_seed(args.noise_seed)

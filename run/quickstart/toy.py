@@ -119,7 +119,6 @@ def plot(samples: dict[str, dict[int, Tensor]], off: dict[str, dict[int, float]]
     style.save(fig, path, command)
 
 
-@flags.errors_in_one_line()
 def main(argv: list[str] | None = None) -> int:
     """Trains, samples, prints the distances, writes toy.png and toy.json."""
     argv = sys.argv[1:] if argv is None else argv
@@ -132,8 +131,11 @@ def main(argv: list[str] | None = None) -> int:
     flags.add_arguments(p)
     p.set_defaults(ogdm_k=0.5, ogdm_gamma=0.1)
     args = p.parse_args(argv)
-    config = flags.from_args(vars(args) | {"ogdm": True})
-    check_writable(args.out / "toy.json")
+    with flags.errors_in_one_line():
+        from run.figures import style  # noqa: F401  # matplotlib is needed at the end
+
+        config = flags.from_args(vars(args) | {"ogdm": True})
+        check_writable(args.out / "toy.json")
     print("three trainings of an MLP: the baseline, the control, OGDM", flush=True)
     torch.set_num_threads(1)  # tiny tensors: more threads only wait for each other
     schedule = DiscreteVP.linear(sigma_data=1.0)

@@ -122,22 +122,22 @@ def score_job(args: argparse.Namespace, arm: Arm, classifier: Path) -> Any:
                inputs=(str(classifier),))  # fmt: skip
 
 
-@flags.errors_in_one_line()
 def main(argv: list[str] | None = None) -> int:
     """Exit status: 0 all done, 1 some fine-tunes failed, 2 nothing was started, 130 Ctrl-C."""
     argv = sys.argv[1:] if argv is None else argv
     args, arms = parse(argv)
-    from ogdm_core.trainer.train import check_model
-    from run.quickstart.score import classifier_path, ensure_classifier
-    from run.tables.jobs import chain
-    from run.tables.workflow import workflow
+    with flags.errors_in_one_line():
+        from ogdm_core.trainer.train import check_model
+        from run.quickstart.score import classifier_path, ensure_classifier
+        from run.tables.jobs import chain
+        from run.tables.workflow import workflow
 
-    from . import report
+        from . import report
 
-    check_model(args.model)
-    args.out.mkdir(parents=True, exist_ok=True)
-    find = classifier_path if args.dry_run else ensure_classifier
-    classifier = (args.classifier or find(args.out, args.data)).absolute()
+        check_model(args.model)
+        args.out.mkdir(parents=True, exist_ok=True)
+        find = classifier_path if args.dry_run else ensure_classifier
+        classifier = (args.classifier or find(args.out, args.data)).absolute()
     jobs = [score_job(args, arm, classifier) for arm in arms]
     if args.dry_run:
         for job in chain(jobs):

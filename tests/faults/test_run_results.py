@@ -19,6 +19,7 @@ from run.evaluate import __main__ as evaluate
 from run.evaluate import classifier
 from run.quickstart import __main__ as quickstart
 from run.quickstart import report, score, toy
+from run.sweep import __main__ as sweep
 from run.tables import __main__ as tables
 from run.tables import workflow
 from run.tables.jobs import Job
@@ -61,6 +62,19 @@ def test_flags_are_refused_before_any_work(tmp_path, monkeypatch, capsys, main, 
         code = end.code
     said = capsys.readouterr().err
     assert code in (1, 2) and says in said and "Traceback" not in said
+
+
+def test_a_fault_of_ours_keeps_its_traceback(tmp_path, monkeypatch):
+    def fails(*args, **kwargs):
+        raise ValueError("ours")
+
+    monkeypatch.setattr(toy, "train", fails)
+    monkeypatch.setattr("run.tables.workflow.workflow", fails)
+    classifier = tmp_path / "classifier.pt"
+    classifier.touch()
+    for main, flags in ((toy.main, []), (sweep.main, ["--classifier", str(classifier)])):
+        with pytest.raises(ValueError, match="ours"):
+            main([*flags, "--out", str(tmp_path)])
 
 
 def test_a_second_quickstart_waits_and_says_for_whom(tmp_path, monkeypatch, capsys):
