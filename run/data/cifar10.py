@@ -40,7 +40,9 @@ def pictures(read: Callable[[str], bytes], split: str = "train") -> Iterator[Pic
             labels = [range(len(CLASSES)).index(label) for label in batch[b"labels"]]
             pairs = list(zip(pixels.transpose(0, 2, 3, 1), labels, strict=True))
         except DAMAGED as error:
-            why = "it would run code" if isinstance(error, RefusedError) else error
+            why = str(error)
+            if isinstance(error, RefusedError):  # without its advice on a flag that is not ours
+                why = f"{why.partition(',')[0]}, which the file asks for, may run any code"
             raise ValueError(f"{name} is no batch of CIFAR-10 ({why}); get it again") from error
         for image, label in pairs:
             yield f"{CLASSES[label]}_{number:05d}.png", lambda image=image: Image.fromarray(image)
