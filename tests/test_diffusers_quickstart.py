@@ -65,14 +65,30 @@ def test_a_longer_control_has_a_run_of_its_own_and_ogdms_stays(finished):
     assert more[0] == ogdm and more[1] != control
 
 
+def test_each_sampler_is_scored_on_its_time_grid(finished, tmp_path, monkeypatch):
+    run, found = next((finished / "runs").glob("control-*")), {}
+    classifier = next(finished.glob("classifier-*.pt"))
+    for times in ("linear", "quadratic"):
+        experiment = dataclasses.replace(EXPERIMENTS["digits"], times={"euler": times})
+        monkeypatch.setitem(EXPERIMENTS, "digits", experiment)
+        path = tmp_path / f"{times}.json"
+        score.main([str(run), "--cells", "euler-5,s-pndm-5", "--samples", "16", "--output",
+                    str(path), "--classifier", str(classifier)])  # fmt: skip
+        euler, pndm = found[times] = json.loads(path.read_text())["rows"]
+        assert (euler["times"], pndm["times"]) == (times, "linear")
+    (euler, pndm), (other, same) = found.values()
+    assert euler["fid"] != other["fid"] and pndm == same
+
+
 @pytest.mark.parametrize("data", EXPERIMENTS)
 def test_the_shipped_baselines_load_in_float32_and_draw(data):
     model = Model(str(EXPERIMENTS[data].shipped))
     assert {p.dtype for p in model.unet.parameters()} == {torch.float32}
     noise = torch.randn(2, *model.shape, generator=torch.Generator().manual_seed(0))
-    estimates = score.denoised(model, noise)
+    times = EXPERIMENTS[data].times.get("euler", "linear")
+    estimates = score.denoised(model, noise, times)
     assert estimates.shape == (2, score.STEPS, *model.shape)
-    drawn = model.draw(noise, "euler", score.STEPS)
+    drawn = model.draw(noise, "euler", score.STEPS, discretisation=times)
     torch.testing.assert_close(estimates[:, -1], drawn)  # the last step goes to x_0
 
 
@@ -138,7 +154,7 @@ def test_bad_flags_are_refused(tmp_path, flags, capsys):
 
 
 def test_the_table_is_a_mean_over_seeds():
-    row = {"sampler": "euler", "nfe": 5, "recall": 0.5}
+    row = {"sampler": "euler", "times": "linear", "nfe": 5, "recall": 0.5}
     rows = [row | {"method": "control", "fid": 4.0, "seed": 0},
             row | {"method": "control", "fid": 6.0, "seed": 1},
             row | {"method": "ogdm", "fid": 1.0, "seed": 0},

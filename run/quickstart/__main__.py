@@ -155,12 +155,13 @@ def fingerprint(model: Path) -> str:
 def run_method(args: argparse.Namespace, ogdm: list[str], runner: Runner, baseline: Path,
                classifier: Path, method: str, seed: int) -> Path:  # fmt: skip
     """Fine-tunes and evaluates one method with one seed; returns the folder of its results."""
-    data = ["--data", args.data]
+    data, experiment = ["--data", args.data], EXPERIMENTS[args.data]
     steps, more = (args.steps, ogdm) if method == "ogdm" else (args.control_steps, [])
     train = [*data, "--model", str(baseline), "--steps", steps, "--seed", seed]
-    train += [*EXPERIMENTS[args.data].finetune.split(), *more]
+    train += [*experiment.finetune.split(), *more]
     score = [*data, "--samples", args.samples]
-    made_of = json.dumps([train, score, fingerprint(baseline), classifier.name])
+    made_of = json.dumps([train, score, experiment.times, fingerprint(baseline),
+                          classifier.name])  # fmt: skip
     key = hashlib.sha256(made_of.encode()).hexdigest()[:8]
     folder = args.out / "runs" / f"{method}-seed{seed}-{key}"
     result, name = folder / "evaluation.json", f"{method}, seed {seed}"

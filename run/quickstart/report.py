@@ -16,21 +16,22 @@ from ogdm_core.files import write_json, write_text
 FILES = ("results.json", "fid_vs_nfe.png", "samples.png", "trajectory.png", "report.html")
 NAMES = {"control": "control", "ogdm": "OGDM"}
 COLUMNS = (
-    "sampler", "NFE", "FID control", "FID OGDM", "change", "recall control", "recall OGDM",
+    "sampler", "times", "NFE", "FID control", "FID OGDM", "change", "recall control", "recall OGDM",
 )  # fmt: skip
 
 
 def cells(results: dict[str, Any]) -> list[dict[str, Any]]:
     """One dict per sampler and NFE: FID and recall of both methods, means over seeds."""
-    table: dict[tuple[str, int], dict[str, list]] = {}
+    table: dict[tuple[str, str, int], dict[str, list]] = {}
     for row in results["rows"]:
-        cell = table.setdefault((row["sampler"], row["nfe"]), {"control": [], "ogdm": []})
+        key = (row["sampler"], row["times"], row["nfe"])
+        cell = table.setdefault(key, {"control": [], "ogdm": []})
         cell[row["method"]].append((row["fid"], row["recall"]))
     out = []
-    for (sampler, nfe), cell in table.items():
+    for (sampler, times, nfe), cell in table.items():
         control, ogdm = np.mean(cell["control"], 0), np.mean(cell["ogdm"], 0)
         out.append({
-            "sampler": sampler, "nfe": nfe,
+            "sampler": sampler, "times": times, "nfe": nfe,
             "control_fid": control[0], "ogdm_fid": ogdm[0],
             "change": 100 * (ogdm[0] / control[0] - 1),
             "control_recall": control[1], "ogdm_recall": ogdm[1],
@@ -43,7 +44,7 @@ def lines(results: dict[str, Any]) -> list[list[str]]:
     from run.figures.style import sampler_name
 
     return [
-        [sampler_name(c["sampler"]), str(c["nfe"]), f"{c['control_fid']:.2f}",
+        [sampler_name(c["sampler"]), c["times"], str(c["nfe"]), f"{c['control_fid']:.2f}",
          f"{c['ogdm_fid']:.2f}", f"{c['change']:+.0f} %", f"{c['control_recall']:.3f}",
          f"{c['ogdm_recall']:.3f}"]
         for c in cells(results)
@@ -71,14 +72,15 @@ def print_table(results: dict[str, Any]) -> None:
     title = f"FID and recall on {results['data']}{mean} (classifier features, not Inception)"
     table = Table(title=title)
     for column in COLUMNS:
-        left = column == "sampler"
+        left = column in ("sampler", "times")
         table.add_column(column, justify="left" if left else "right", no_wrap=left)
     previous = None
-    for name, nfe, control, ogdm, change, *recalls in lines(results):
+    for name, times, nfe, control, ogdm, change, *recalls in lines(results):
         if previous not in (None, name):
             table.add_section()
         colour = "green" if change.startswith("-") else "red"
-        table.add_row("" if name == previous else name, nfe, control, ogdm,
+        first = ("", "") if name == previous else (name, times)
+        table.add_row(*first, nfe, control, ogdm,
                       f"[{colour}]{change}[/]", *recalls)  # fmt: skip
         previous = name
     console = Console(highlight=False)

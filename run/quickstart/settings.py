@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -19,12 +20,14 @@ class Experiment:
     steps: int  # of each fine-tune
     samples: int  # per sampler and NFE
     finetune: str = FINETUNE  # flags of both fine-tunes
+    times: Mapping[str, str] = field(default_factory=dict)  # grids by sampler; others: linear
 
 
 EXPERIMENTS = {
     "mnist": Experiment(
         "--channels 16,32,64 --attention 4 --scale-shift --steps 14000 --lr 1e-3 --anneal",
         HERE / "baseline-mnist", 600, 1000, "--lr 2e-4 --ema 0.995 --anneal",
+        dict.fromkeys(("euler", "f-pndm", "dpmpp-2m", "unipc"), "quadratic") | {"heun": "trailing"},
     ),
     "digits": Experiment("--channels 8,16 --steps 8000 --lr 8e-4", HERE / "baseline-digits",
                          2000, 2500),
