@@ -106,10 +106,12 @@ def test_flags_of_the_method_replace_the_defaults_of_the_job():
     def given(*argv):
         return quickstart.parse([*argv, "--out", "0.0625"])[1]
 
-    assert (given().k, given().gamma, given().d_kind) == (0.35, 0.06, "light")
+    assert (given().k, given().gamma, given().d_kind) == (0.3, 0.04, "light")
+    digits = given("--data", "digits")
+    assert (digits.k, digits.gamma) == (0.35, 0.06)
     assert given("--ogdm-gamma", "0.5") == dataclasses.replace(given(), gamma=0.5)
     hinge = given("--ogdm-adversarial", "hinge")  # each form has a weight of its own
-    assert (hinge.adversarial, hinge.gamma) == ("hinge", 0.03)
+    assert (hinge.adversarial, hinge.gamma) == ("hinge", 0.02)
     assert given("--ogdm-adversarial", "hinge", "--ogdm-gamma", "0.5").gamma == 0.5
 
 
