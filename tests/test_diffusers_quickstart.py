@@ -69,7 +69,7 @@ def test_each_sampler_is_scored_on_its_time_grid(finished, tmp_path, monkeypatch
     run, found = next((finished / "runs").glob("control-*")), {}
     classifier = next(finished.glob("classifier-*.pt"))
     for times in ("linear", "quadratic"):
-        experiment = dataclasses.replace(EXPERIMENTS["digits"], times={"euler": times})
+        experiment = dataclasses.replace(EXPERIMENTS["digits"], times={"euler-5": times})
         monkeypatch.setitem(EXPERIMENTS, "digits", experiment)
         path = tmp_path / f"{times}.json"
         score.main([str(run), "--cells", "euler-5,s-pndm-5", "--samples", "16", "--output",
@@ -85,7 +85,7 @@ def test_the_shipped_baselines_load_in_float32_and_draw(data):
     model = Model(str(EXPERIMENTS[data].shipped))
     assert {p.dtype for p in model.unet.parameters()} == {torch.float32}
     noise = torch.randn(2, *model.shape, generator=torch.Generator().manual_seed(0))
-    times = EXPERIMENTS[data].times.get("euler", "linear")
+    times = EXPERIMENTS[data].times.get(f"euler-{score.STEPS}", "linear")
     estimates = score.denoised(model, noise, times)
     assert estimates.shape == (2, score.STEPS, *model.shape)
     drawn = model.draw(noise, "euler", score.STEPS, discretisation=times)
@@ -106,12 +106,11 @@ def test_flags_of_the_method_replace_the_defaults_of_the_job():
     def given(*argv):
         return quickstart.parse([*argv, "--out", "0.0625"])[1]
 
-    assert (given().k, given().gamma, given().d_kind) == (0.3, 0.04, "light")
-    digits = given("--data", "digits")
-    assert (digits.k, digits.gamma) == (0.35, 0.06)
+    assert (given().k, given().gamma, given().d_kind) == (0.3, 0.06, "light")
+    assert given("--data", "digits") == dataclasses.replace(given(), k=0.35)
     assert given("--ogdm-gamma", "0.5") == dataclasses.replace(given(), gamma=0.5)
     hinge = given("--ogdm-adversarial", "hinge")  # each form has a weight of its own
-    assert (hinge.adversarial, hinge.gamma) == ("hinge", 0.02)
+    assert (hinge.adversarial, hinge.gamma) == ("hinge", 0.03)
     assert given("--ogdm-adversarial", "hinge", "--ogdm-gamma", "0.5").gamma == 0.5
 
 

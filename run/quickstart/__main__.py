@@ -8,8 +8,7 @@ noise with six samplers at several NFEs, and FID and recall are measured.
 
 writes results.json, fid_vs_nfe.png, samples.png, trajectory.png and report.html. A run that
 was stopped continues with the same command. Unless the flags say otherwise, OGDM runs with k 0.3
-and gamma 0.04 (digits: 0.35 and 0.06), t_max 0.7 and the light discriminator, fused. The hinge
-form has half of that gamma.
+(digits: 0.35), gamma 0.06 (hinge: 0.03), t_max 0.7 and the light discriminator, fused.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from ogdm_core.config import OGDMConfig
 from ogdm_core.files import sha256
 from run.alone import alone
 from run.provenance import commit, cores, versions
-from run.quickstart.settings import EXPERIMENTS, fill_in
+from run.quickstart.settings import EXPERIMENTS, GAMMA, fill_in
 
 PACKAGES = ("torch", "diffusers", "accelerate", "numpy", "scikit-learn", "ogdm")
 
@@ -66,8 +65,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, OGDMConfig]:
     args.control_steps = args.control_steps or args.steps
     config = flags.from_args(vars(args) | {"ogdm": True}, "diffusers")
     if args.ogdm_gamma is None and args.ogdm_recipe is None:
-        half = 0.5 if config.adversarial == "hinge" else 1
-        config = replace(config, gamma=half * default.gamma)
+        config = replace(config, gamma=GAMMA[config.adversarial])
     return args, config
 
 

@@ -79,8 +79,7 @@ def print_table(results: dict[str, Any]) -> None:
         if previous not in (None, name):
             table.add_section()
         colour = "green" if change.startswith("-") else "red"
-        first = ("", "") if name == previous else (name, times)
-        table.add_row(*first, nfe, control, ogdm,
+        table.add_row("" if name == previous else name, times, nfe, control, ogdm,
                       f"[{colour}]{change}[/]", *recalls)  # fmt: skip
         previous = name
     console = Console(highlight=False)
