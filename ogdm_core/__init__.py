@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from .config import OGDMConfig as OGDMConfig
     from .discriminator import Discriminator as Discriminator
     from .discriminator import LightDiscriminator as LightDiscriminator
+    from .nfe import DISCRETISATIONS as DISCRETISATIONS
     from .nfe import SAMPLERS as SAMPLERS
     from .nfe import steps_for_nfe as steps_for_nfe
     from .observer import Observer as Observer
     from .observer import training_loss as training_loss
     from .samplers import sample as sample
-    from .schedule import DISCRETISATIONS as DISCRETISATIONS
     from .schedule import DiscreteVP as DiscreteVP
     from .schedule import KarrasVE as KarrasVE
     from .schedule import RectifiedFlow as RectifiedFlow
@@ -41,9 +41,9 @@ _HOMES = {
     "config": ("OGDMConfig",),
     "discriminator": ("Discriminator", "LightDiscriminator"),
     "observer": ("Observer", "training_loss"),
-    "nfe": ("SAMPLERS", "steps_for_nfe"),
+    "nfe": ("DISCRETISATIONS", "SAMPLERS", "steps_for_nfe"),
     "samplers": ("sample",),
-    "schedule": ("DISCRETISATIONS", "DiscreteVP", "KarrasVE", "RectifiedFlow", "Schedule"),
+    "schedule": ("DiscreteVP", "KarrasVE", "RectifiedFlow", "Schedule"),
     "solvers": ("project", "step"),
 }
 __all__ = [name for names in _HOMES.values() for name in names]

@@ -1,11 +1,13 @@
-"""What the samplers cost in network evaluations (NFE).
+"""The names of the time grids, and what the samplers cost in network evaluations (NFE).
 
-Needs no torch, so that a command can refuse a wrong sampler or NFE before it is imported.
+Needs no torch, so that a command can refuse a wrong name or NFE before it is imported.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+DISCRETISATIONS = ("linear", "quadratic", "trailing", "karras")
 
 
 @dataclass(frozen=True)

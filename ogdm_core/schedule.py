@@ -20,7 +20,8 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Generator, Tensor
 
-DISCRETISATIONS = ("linear", "quadratic", "trailing", "karras")
+from .nfe import DISCRETISATIONS
+
 RHO = 7.0  # Karras et al.'s spacing of noise levels
 
 

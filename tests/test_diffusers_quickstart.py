@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -162,6 +163,12 @@ def test_the_table_is_a_mean_over_seeds():
             row | {"method": "ogdm", "fid": 3.0, "seed": 1}]  # fmt: skip
     (cell,) = report.cells({"rows": rows})
     assert cell["control_fid"] == 5.0 and cell["ogdm_fid"] == 2.0 and cell["change"] == -60.0
+
+
+def test_the_page_has_the_table_of_its_results():
+    docs = Path(report.__file__).parents[2] / "docs"
+    results = json.loads((docs / "results/quickstart.json").read_text())
+    assert report.markdown(results) in (docs / "quickstart.md").read_text()
 
 
 def test_the_classifier_tells_digits_apart_and_has_full_rank_features():

@@ -82,6 +82,9 @@ def test_a_model_is_sampled_first(folder, capsys):
     found = run(*flags, reference="digits", samples=model, net="pixels")
     assert found["sample_images"] == 20 and found["samples"] == model and found["fid"] > 0
     assert "--sampler heun --nfe 3" in found["command"]
+    flags += ["--discretisation", "quadratic"]
+    other = run(*flags, reference="digits", samples=model, net="pixels")
+    assert other["fid"] != found["fid"]
     said = fails(capsys, "--sampler", "heun", "--nfe", "4", reference="digits", samples=model)
     assert "heun cannot run in 4 network evaluations" in said
     said = fails(capsys, "--count", "4", samples=model)  # before anything is drawn

@@ -19,8 +19,8 @@ from torch import Generator, Tensor
 from ..checkpoints import trust_option
 from ..distributed import gather, print_once, rank
 from ..files import check_writable, whole
-from ..nfe import SAMPLERS, steps_for_nfe
-from ..schedule import DISCRETISATIONS, Schedule
+from ..nfe import DISCRETISATIONS, SAMPLERS, steps_for_nfe
+from ..schedule import Schedule
 
 NFE = 10  # of --sampler without --nfe
 FLAGS: dict[str, dict[str, Any]] = {

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from ogdm_core.files import check_writable, write_json
 from ogdm_core.flags import Parser, number
-from ogdm_core.nfe import steps_for_nfe
+from ogdm_core.nfe import DISCRETISATIONS, steps_for_nfe
 from run.provenance import commit, versions
 
 if TYPE_CHECKING:
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 PACKAGES = ("torch", "numpy", "torch-fidelity", "ogdm")
 TORCH_ONLY = ("features", "batch", "device", "pr_images", "seed", "save_statistics")
-OF_MODEL = {"sampler": "euler", "nfe": 10, "count": 50_000}  # flags of a model, and their defaults
+# flags of a model, and their defaults
+OF_MODEL = {"sampler": "euler", "nfe": 10, "discretisation": None, "count": 50_000}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -39,6 +40,9 @@ def parser() -> argparse.ArgumentParser:
     add("samples", type=Path, help="what a sampler wrote; or a model in diffusers' format, to draw")
     add("--sampler", help="of a model: euler (default), heun, s-pndm, ...")
     add("--nfe", type=number(int, 1), help="of a model: network evaluations (default: 10)")
+    add(
+        "--discretisation", choices=DISCRETISATIONS, help="of a model: time grid (default: its own)"
+    )
     add("--count", type=number(int, 4), metavar="N",
         help="of a model: images to draw (default: 50,000)")  # fmt: skip
     add("--evaluator", choices=("torch", "adm"), default="torch",
@@ -168,7 +172,8 @@ def _drawn(args: argparse.Namespace) -> Iterator[Source]:
 
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, f"{args.sampler}-{args.nfe}.npz")
-        draw_images(str(args.samples), file, args.count, args.sampler, args.nfe, args.seed)
+        draw_images(str(args.samples), file, args.count, args.sampler, args.nfe, args.seed,
+                    args.discretisation)  # fmt: skip
         yield open_source(file)
 
 

@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 
 from ogdm_core.flags import Parser, cells, errors_in_one_line, number, numbers
-from ogdm_core.nfe import steps_for_nfe
+from ogdm_core.nfe import DISCRETISATIONS, steps_for_nfe
 
 PROGRAM = "run/guidance.sh"
 
@@ -40,7 +40,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add("--count", type=count, default=5000, help="number of images (default: 5000)")
     add("--sampler", default="heun", help="default: heun")
     add("--nfe", type=count, default=35, help="network evaluations per image (default: 35)")
-    add("--discretisation", help="time grid (default: the schedule's own)")
+    add("--discretisation", choices=DISCRETISATIONS, help="time grid (default: the schedule's own)")
     add("--guide", type=Path, help="guide to sample with")
     add("--guide-weight", type=number(float, -math.inf), default=1.0, help="w (default: 1)")
 
@@ -64,7 +64,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         metavar="SAMPLER-NFE,...", help="default: %(default)s")  # fmt: skip
     add("--weights", type=numbers(float, -math.inf), default=[1.0], metavar="W,...",
         help="guidance weights, as in 0.5,1,2; 0 for none (default: 1)")  # fmt: skip
-    add("--discretisation", default="linear", help="time grid (default: linear)")
+    add("--discretisation", choices=DISCRETISATIONS, default="linear",
+        help="time grid (default: linear)")  # fmt: skip
     add("--samples", type=number(int, 100), default=2000, help="images per cell (default: 2000)")
     add("--count", type=count, default=5000, help="samples that train a guide (default: 5000)")
     add("--steps", type=count, default=2000, help="training steps of a guide (default: 2000)")

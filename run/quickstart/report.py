@@ -1,10 +1,14 @@
-"""Results of the quickstart as a table, three pictures and one self-contained page."""
+"""Results of the quickstart as a table, three pictures and one self-contained page.
+
+python -m run.quickstart.report RESULTS.json prints the table of docs/quickstart.md.
+"""
 
 from __future__ import annotations
 
 import base64
 import html
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +38,7 @@ def cells(results: dict[str, Any]) -> list[dict[str, Any]]:
             "sampler": sampler, "times": times, "nfe": nfe,
             "control_fid": control[0], "ogdm_fid": ogdm[0],
             "change": 100 * (ogdm[0] / control[0] - 1),
+            "by_seed": [100 * (o / c - 1) for (c, _), (o, _) in zip(*cell.values(), strict=True)],
             "control_recall": control[1], "ogdm_recall": ogdm[1],
         })  # fmt: skip
     return out
@@ -49,6 +54,17 @@ def lines(results: dict[str, Any]) -> list[list[str]]:
          f"{c['ogdm_recall']:.3f}"]
         for c in cells(results)
     ]  # fmt: skip
+
+
+def markdown(results: dict[str, Any]) -> str:
+    """The table with the change of every seed, as docs/quickstart.md shows it."""
+    heads = [*COLUMNS[:6], "by seed", *COLUMNS[6:]]
+    rows = [
+        [*line[:6], ", ".join(f"{change:+.0f}" for change in cell["by_seed"]), *line[6:]]
+        for line, cell in zip(lines(results), cells(results), strict=True)
+    ]
+    table = [heads, ["---"] * len(heads), *rows]
+    return "".join(f"| {' | '.join(texts)} |\n" for texts in table)
 
 
 def headline(results: dict[str, Any]) -> str:
@@ -209,3 +225,7 @@ half of the real images against the other half scores {results["half_fid"]:.2f}.
 <details><summary>Settings, versions, commit, time</summary><pre>{details}</pre></details>
 </body></html>
 """
+
+
+if __name__ == "__main__":
+    print(markdown(json.loads(Path(sys.argv[1]).read_text())), end="")

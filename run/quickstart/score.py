@@ -16,9 +16,9 @@ from torch import Tensor
 
 from ogdm_core.files import check_writable, sha256, whole, write_json
 from ogdm_core.flags import Parser, cells, errors_in_one_line, number
+from ogdm_core.nfe import DISCRETISATIONS
 from ogdm_core.progress import Progress
 from ogdm_core.samplers import sample
-from ogdm_core.schedule import DISCRETISATIONS
 from ogdm_core.solvers import step
 from ogdm_core.trainer import images as data_sets
 from ogdm_core.trainer.train import check_model
@@ -81,8 +81,8 @@ def main(argv: list[str] | None = None) -> int:
     add("--samples", type=number(int, 4), default=2500, help="images per cell (default: 2500)")
     add("--cells", type=cells, metavar="SAMPLER-NFE,...", help="as in euler-5,s-pndm-10",
         default=[(sampler, nfe) for sampler, nfes in GRID.items() for nfe in nfes])  # fmt: skip
-    add("--times", choices=DISCRETISATIONS, help="one time grid for all samplers (default: the "
-        "model's own; on mnist the best one for the baseline, by cell)")  # fmt: skip
+    add("--discretisation", choices=DISCRETISATIONS, help="one time grid for all samplers "
+        "(default: the model's own; on mnist the baseline's best, by cell)")  # fmt: skip
     add("--keep", type=number(int, 0), default=24, help="images per cell to keep (default: 24)")
     add("--classifier", type=Path, help="from save_classifier; absent: trained here")
     add("--noise-seed", type=number(int, 0, 2**63), default=0, help="seed of x_T (default: 0)")
@@ -109,7 +109,7 @@ def main(argv: list[str] | None = None) -> int:
     grids = EXPERIMENTS[args.data].times if args.data in EXPERIMENTS else {}
 
     def times(sampler: str, nfe: int) -> str:
-        return args.times or grids.get(f"{sampler}-{nfe}", model.schedule.spacing)
+        return args.discretisation or grids.get(f"{sampler}-{nfe}", model.schedule.spacing)
 
     rows, kept, total, done = [], {}, sum(nfe for _, nfe in args.cells), 0
     with Progress("step", total, file=sys.stdout) as progress:
