@@ -165,10 +165,20 @@ def test_the_table_is_a_mean_over_seeds():
     assert cell["control_fid"] == 5.0 and cell["ogdm_fid"] == 2.0 and cell["change"] == -60.0
 
 
+DOCS = Path(report.__file__).parents[2] / "docs"
+
+
 def test_the_page_has_the_table_of_its_results():
-    docs = Path(report.__file__).parents[2] / "docs"
-    results = json.loads((docs / "results/quickstart.json").read_text())
-    assert report.markdown(results) in (docs / "quickstart.md").read_text()
+    results = json.loads((DOCS / "results/quickstart.json").read_text())
+    assert report.markdown(results) in (DOCS / "quickstart.md").read_text()
+
+
+def test_each_cell_is_on_the_grid_on_which_the_baseline_is_best():
+    rows = json.loads((DOCS / "results/quickstart-grids.json").read_text())["rows"]
+    best = {(row["sampler"], row["nfe"]): row for row in sorted(rows, key=lambda r: -r["fid"])}
+    assert set(best) == {(s, n) for s, nfes in score.GRID.items() for n in nfes}
+    for (sampler, nfe), row in best.items():
+        assert EXPERIMENTS["mnist"].times.get(f"{sampler}-{nfe}", "linear") == row["times"]
 
 
 def test_the_classifier_tells_digits_apart_and_has_full_rank_features():
