@@ -66,19 +66,37 @@ def test_a_longer_control_has_a_run_of_its_own_and_ogdms_stays(finished):
     assert more[0] == ogdm and more[1] != control
 
 
-def test_each_sampler_is_scored_on_its_time_grid(finished, tmp_path, monkeypatch):
-    run, found = next((finished / "runs").glob("control-*")), {}
+def test_each_sampler_is_scored_on_its_time_grid(finished, tmp_path):
+    run, path = next((finished / "runs").glob("control-*")), tmp_path / "rows.json"
     classifier = next(finished.glob("classifier-*.pt"))
-    for times in ("linear", "quadratic"):
-        experiment = dataclasses.replace(EXPERIMENTS["digits"], times={"euler-5": times})
-        monkeypatch.setitem(EXPERIMENTS, "digits", experiment)
-        path = tmp_path / f"{times}.json"
-        score.main([str(run), "--cells", "euler-5,s-pndm-5", "--samples", "16", "--output",
-                    str(path), "--classifier", str(classifier)])  # fmt: skip
-        euler, pndm = found[times] = json.loads(path.read_text())["rows"]
-        assert (euler["times"], pndm["times"]) == (times, "linear")
-    (euler, pndm), (other, same) = found.values()
-    assert euler["fid"] != other["fid"] and pndm == same
+
+    def rows(*flags):
+        score.main([str(run), "--cells", "euler-5,s-pndm-5", "--samples", "100", "--output",
+                    str(path), "--classifier", str(classifier), *flags])  # fmt: skip
+        return json.loads(path.read_text())["rows"]
+
+    (euler, pndm), mixed = rows(), rows("--discretisation", "euler-5=quadratic")
+    assert (euler["times"], mixed[0]["times"], mixed[1]) == ("linear", "quadratic", pndm)
+    assert euler["fid"] != mixed[0]["fid"]
+    everywhere = rows("--discretisation", "quadratic")
+    assert everywhere[0] == mixed[0] and everywhere[1]["times"] == "quadratic"
+
+
+@pytest.mark.parametrize("flag", ["cubic", "euler-5=cubic", "heun-4=linear", "ddim-5=linear"])
+def test_unknown_grids_and_cells_are_refused(flag, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        score.main(["model", "--output", str(tmp_path / "rows.json"), "--discretisation", flag])
+    assert "--discretisation" in capsys.readouterr().err
+
+
+def test_the_experiments_grids_are_given_to_the_score(finished):
+    seen = []
+    args, _ = quickstart.parse(["--out", str(finished), "--data", "mnist"])
+    runner = SimpleNamespace(run=lambda name, module, *words: seen.append(words))
+    shipped = EXPERIMENTS["mnist"].shipped
+    quickstart.run_method(args, [], runner, shipped, finished, "control", 0)
+    words = seen[-1][seen[-1].index("--discretisation") + 1]
+    assert score.time_grids(words) == EXPERIMENTS["mnist"].times
 
 
 @pytest.mark.parametrize("data", EXPERIMENTS)
@@ -171,6 +189,9 @@ DOCS = Path(report.__file__).parents[2] / "docs"
 def test_the_page_has_the_table_of_its_results():
     results = json.loads((DOCS / "results/quickstart.json").read_text())
     assert report.markdown(results) in (DOCS / "quickstart.md").read_text()
+    (cell,) = (c for c in report.cells(results) if (c["sampler"], c["nfe"]) == ("euler", 10))
+    row = f"| MNIST 16x16, diffusers U-Net | {cell['control_fid']:.2f} | {cell['ogdm_fid']:.2f} |"
+    assert row in (DOCS.parent / "README.md").read_text()
 
 
 def test_each_cell_is_on_the_grid_on_which_the_baseline_is_best():

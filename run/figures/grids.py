@@ -45,7 +45,9 @@ def caption(rows: Sequence[dict], method: str, sampler: str, nfe: int) -> str:
         return "(FID, recall: not in the results file)"
     fids, recalls = [row["fid"] for row in cell], [row["recall"] for row in cell]
     spread = f" ± {stdev(fids):.2f}" if len(fids) > 1 else ""
-    return f"(FID: {fmean(fids):.2f}{spread}, recall: {fmean(recalls):.3f})"
+    grid = cell[0].get("times", "linear")  # the quickstart's; a panel is on the model's own
+    grid = "" if grid == "linear" else f", {grid} time grid"
+    return f"(FID: {fmean(fids):.2f}{spread}, recall: {fmean(recalls):.3f}{grid})"
 
 
 def run(args: argparse.Namespace, command: str) -> list[Path]:

@@ -160,8 +160,9 @@ def run_method(args: argparse.Namespace, ogdm: list[str], runner: Runner, baseli
     train = [*data, "--model", str(baseline), "--steps", steps, "--seed", seed]
     train += [*experiment.finetune.split(), *more]
     score = [*data, "--samples", args.samples]
-    made_of = json.dumps([train, score, experiment.times, fingerprint(baseline),
-                          classifier.name])  # fmt: skip
+    if experiment.times:
+        score += ["--discretisation", ",".join(map("=".join, experiment.times.items()))]
+    made_of = json.dumps([train, score, fingerprint(baseline), classifier.name])
     key = hashlib.sha256(made_of.encode()).hexdigest()[:8]
     folder = args.out / "runs" / f"{method}-seed{seed}-{key}"
     result, name = folder / "evaluation.json", f"{method}, seed {seed}"

@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import html
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import numpy as np
 import torch
 
 from ogdm_core.files import write_json, write_text
+from ogdm_core.flags import Parser, errors_in_one_line
 
 FILES = ("results.json", "fid_vs_nfe.png", "samples.png", "trajectory.png", "report.html")
 NAMES = {"control": "control", "ogdm": "OGDM"}
@@ -28,7 +28,7 @@ def cells(results: dict[str, Any]) -> list[dict[str, Any]]:
     """One dict per sampler and NFE: FID and recall of both methods, means over seeds."""
     table: dict[tuple[str, str, int], dict[str, list]] = {}
     for row in results["rows"]:
-        key = (row["sampler"], row["times"], row["nfe"])
+        key = (row["sampler"], row.get("times", "linear"), row["nfe"])
         cell = table.setdefault(key, {"control": [], "ogdm": []})
         cell[row["method"]].append((row["fid"], row["recall"]))
     out = []
@@ -58,12 +58,9 @@ def lines(results: dict[str, Any]) -> list[list[str]]:
 
 def markdown(results: dict[str, Any]) -> str:
     """The table with the change of every seed, as docs/quickstart.md shows it."""
-    heads = [*COLUMNS[:6], "by seed", *COLUMNS[6:]]
-    rows = [
-        [*line[:6], ", ".join(f"{change:+.0f}" for change in cell["by_seed"]), *line[6:]]
-        for line, cell in zip(lines(results), cells(results), strict=True)
-    ]
-    table = [heads, ["---"] * len(heads), *rows]
+    table = [[*COLUMNS, "by seed"], ["---"] * (len(COLUMNS) + 1)]
+    for line, cell in zip(lines(results), cells(results), strict=True):
+        table.append([*line, ", ".join(f"{change:+.0f}" for change in cell["by_seed"])])
     return "".join(f"| {' | '.join(texts)} |\n" for texts in table)
 
 
@@ -86,7 +83,7 @@ def print_table(results: dict[str, Any]) -> None:
     seeds = results["config"]["seeds"]
     mean = f", mean of {len(seeds)} seeds" if len(seeds) > 1 else ""
     title = f"FID and recall on {results['data']}{mean} (classifier features, not Inception)"
-    table = Table(title=title)
+    table = Table(title=title, padding=0)
     for column in COLUMNS:
         left = column in ("sampler", "times")
         table.add_column(column, justify="left" if left else "right", no_wrap=left)
@@ -218,7 +215,8 @@ Seeds: {", ".join(map(str, config["seeds"]))}.</p>
 <p>FID and recall are taken in 64 features of a small classifier trained on this data
 ({100 * results["classifier_accuracy"]:.1f} % right on held-out images), with {config["samples"]}
 images per cell. They are not Inception features: compare these numbers with each other only. One
-half of the real images against the other half scores {results["half_fid"]:.2f}.</p>
+half of the real images against the other half scores {results["half_fid"]:.2f}. "times" is the
+sampler's time grid; on MNIST it is the one on which the baseline is best.</p>
 <table>{row(COLUMNS, "th")}{"".join(map(row, lines(results)))}</table>
 <h2>How it was made</h2>
 <pre>{html.escape(results["command"])}</pre>
@@ -228,4 +226,7 @@ half of the real images against the other half scores {results["half_fid"]:.2f}.
 
 
 if __name__ == "__main__":
-    print(markdown(json.loads(Path(sys.argv[1]).read_text())), end="")
+    p = Parser(prog="python -m run.quickstart.report", description=__doc__)
+    p.add_argument("results", type=Path, help="results.json of a quickstart")
+    with errors_in_one_line():
+        print(markdown(json.loads(p.parse_args().results.read_text())), end="")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
+from argparse import ArgumentTypeError
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,7 +26,6 @@ from ogdm_core.trainer.train import check_model
 from run.draw import Model
 from run.evaluate import classifier as features
 from run.evaluate import metrics
-from run.quickstart.settings import EXPERIMENTS
 
 GRID = {
     "euler": (3, 5, 10, 25),
@@ -36,6 +36,17 @@ GRID = {
     "unipc": (5, 10),
 }
 STEPS = 10  # of the trajectories that are kept
+
+
+def time_grids(text: str) -> dict[str, str]:
+    """The type of a flag with one time grid, or with several, by cell: {cell, or "": grid}."""
+    found = {cell: grid for cell, _, grid in (part.rpartition("=") for part in text.split(","))}
+    if any(found):
+        cells(",".join(filter(None, found)))
+    if wrong := set(found.values()) - set(DISCRETISATIONS):
+        known = ", ".join(DISCRETISATIONS)
+        raise ArgumentTypeError(f"{sorted(wrong)[0]!r} is no time grid; use one of {known}")
+    return found
 
 
 def denoised(model: Model, noise: Tensor, discretisation: str) -> Tensor:
@@ -81,8 +92,9 @@ def main(argv: list[str] | None = None) -> int:
     add("--samples", type=number(int, 4), default=2500, help="images per cell (default: 2500)")
     add("--cells", type=cells, metavar="SAMPLER-NFE,...", help="as in euler-5,s-pndm-10",
         default=[(sampler, nfe) for sampler, nfes in GRID.items() for nfe in nfes])  # fmt: skip
-    add("--discretisation", choices=DISCRETISATIONS, help="one time grid for all samplers "
-        "(default: the model's own; on mnist the baseline's best, by cell)")  # fmt: skip
+    add("--discretisation", type=time_grids, default={}, metavar="GRID|SAMPLER-NFE=GRID,...",
+        help=f"time grid of all cells, or of some: {', '.join(DISCRETISATIONS)} (default: the "
+        "model's own)")  # fmt: skip
     add("--keep", type=number(int, 0), default=24, help="images per cell to keep (default: 24)")
     add("--classifier", type=Path, help="from save_classifier; absent: trained here")
     add("--noise-seed", type=number(int, 0, 2**63), default=0, help="seed of x_T (default: 0)")
@@ -106,10 +118,10 @@ def main(argv: list[str] | None = None) -> int:
     generator = torch.Generator().manual_seed(args.noise_seed)
     shape = (args.samples, images.channels, images.size, images.size)
     noise = torch.randn(shape, generator=generator)
-    grids = EXPERIMENTS[args.data].times if args.data in EXPERIMENTS else {}
+    everywhere = args.discretisation.get("", model.schedule.spacing)
 
     def times(sampler: str, nfe: int) -> str:
-        return args.discretisation or grids.get(f"{sampler}-{nfe}", model.schedule.spacing)
+        return args.discretisation.get(f"{sampler}-{nfe}", everywhere)
 
     rows, kept, total, done = [], {}, sum(nfe for _, nfe in args.cells), 0
     with Progress("step", total, file=sys.stdout) as progress:
