@@ -76,6 +76,7 @@ def test_what_is_wrong_is_known_before_an_environment_is_made(sets, tmp_path, mo
     with pytest.raises(ValueError, match="no such file.*classify_image_graph_def.pb"):
         adm.check(*sets, weights(tmp_path / "none.pb"))
     np.savez(tmp_path / "stats.npz", mu=np.zeros(2), sigma=np.eye(2))
+    monkeypatch.setattr(adm, "EVALUATOR", tmp_path / "stats.npz")  # any file that is there
     with pytest.raises(ValueError, match="statistics only"):
         adm.check(open_source(tmp_path / "stats.npz"), sets[1], weights())
     monkeypatch.setattr(adm, "EVALUATOR", tmp_path / "none.py")
