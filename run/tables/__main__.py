@@ -151,12 +151,13 @@ def main(argv: list[str] | None = None) -> int:
     """Exit status: 0 all done, 1 some rows stopped, 2 nothing was started, 130 Ctrl-C."""
     argv = sys.argv[1:] if argv is None else argv
     args = parse(argv)
+    typed = shlex.join([f"run/reproduce_table{args.number}.sh", *argv[1:]])
     try:
         if args.number in ASSEMBLED:
             from . import assembled
 
-            return assembled.main(args, argv, out_of(args))
-        return command(args, argv)
+            return assembled.main(args, typed, out_of(args))
+        return command(args, typed)
     except KeyboardInterrupt:
         _say("stopped; the same command continues")
         return 130
@@ -165,8 +166,8 @@ def main(argv: list[str] | None = None) -> int:
         return 1
 
 
-def command(args: argparse.Namespace, argv: list[str]) -> int:
-    """What `main` does, where nothing comes between."""
+def command(args: argparse.Namespace, typed: str) -> int:
+    """What `main` does, where nothing comes between; the files name the command that was typed."""
     options = options_from(args)
     from . import check, cost
     from .jobs import chain
@@ -190,7 +191,7 @@ def command(args: argparse.Namespace, argv: list[str]) -> int:
         _say(*(f"  - {problem}" for problem in problems))
         return 2
     if args.table:
-        write_table(options, rows, argv)
+        write_table(options, rows, typed)
         return 0
     if args.plan:
         cost.print_plan(options, rows)
@@ -206,7 +207,7 @@ def command(args: argparse.Namespace, argv: list[str]) -> int:
             _say("\nBefore this can run:", *(f"  - {problem}" for problem in problems))
         return 0
     status = run(options, rows, args.native)
-    write_table(options, rows, argv)
+    write_table(options, rows, typed)
     return status
 
 
@@ -222,12 +223,11 @@ def run(options, rows, native: list[str]) -> int:
                     options.slurm, options.jobs)  # fmt: skip
 
 
-def write_table(options, rows, argv: list[str]) -> None:
+def write_table(options, rows, typed: str) -> None:
     """Writes the table's files from what is there, and prints it."""
     from . import table
 
-    command = shlex.join([f"run/reproduce_table{options.number}.sh", *argv[1:]])
-    results = table.collect(options, rows, command)
+    results = table.collect(options, rows, typed)
     print(results["title"], *table.lines(results), table.legend(results), sep="\n", flush=True)
     files = table.write_all(results, options.out)
     _say(*table.failures(results), f"{files[0].with_suffix('')}.{{json,csv,md,tex,png}}")
