@@ -8,7 +8,6 @@ import os
 import shutil
 from pathlib import Path
 
-from ogdm_core.splice.export_ldm import run_configs
 from run.train import commands
 from run.train.presets import Preset, get_preset
 
@@ -66,6 +65,8 @@ def _settings(options: Options, rows: list[Row]) -> list[str]:
 
 
 def _checkpoints(options: Options) -> list[str]:
+    from ogdm_core.splice.export_ldm import run_configs
+
     table = options.table
     known, found, seen = presets_of(table), [], {}
     for name, path in options.checkpoints:

@@ -149,6 +149,12 @@ def python_path(*first: Path) -> str:
     return os.pathsep.join(dict.fromkeys(map(os.path.abspath, (*first, ROOT, *own))))
 
 
+def absolute(path: str) -> str:
+    """The path as it holds in any folder; an URL, or nothing, stays as it is."""
+    url = path.startswith(("http://", "https://"))
+    return path if url or not path else str(Path(path).absolute())
+
+
 def beside(name: str) -> str:
     """A program of this very environment, wherever PATH leads."""
     path = Path(sys.executable).with_name(name)
