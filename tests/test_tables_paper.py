@@ -152,8 +152,9 @@ def test_numbers_count_the_papers_tables(latex):
 
 @pytest.mark.parametrize("number", paper.CAPTIONS)
 def test_data_files_are_the_checked_ones(number):
-    digest = hashlib.sha256(paper.data_file(number).read_bytes()).hexdigest()
-    assert digest == CHECKSUMS[number], f"compare {paper.data_file(number).name} with the paper"
+    file = paper.DATA / f"table{number}.csv"
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    assert digest == CHECKSUMS[number], f"compare {file.name} with the paper"
 
 
 # ---------------------------------------------------------------- what rows mean

@@ -28,9 +28,9 @@ RECORD = "prepared.json"
 
 
 def write_images(
-    folder: str | Path, pictures: Iterable[Picture], expected: int, made: dict[str, str | int]
-) -> int:
-    """Writes the images as PNG files into `folder`, with a progress bar; returns how many are new.
+    folder: Path, pictures: Iterable[Picture], expected: int, made: dict[str, str | int]
+) -> None:
+    """Writes the images as PNG files into `folder`, with a progress bar.
 
     `made` says how the images are made: plain values, "dataset" among them. Raises if the folder
     was begun in another way, or if it then holds another number of images than `expected`: a data
@@ -38,7 +38,6 @@ def write_images(
     """
     from rich.progress import track
 
-    folder = Path(folder)
     record = folder / RECORD
     try:
         before = json.loads(record.read_text()) if record.exists() else made
@@ -62,15 +61,13 @@ def write_images(
         hint = "give an empty folder" if count > expected else "check that the source is complete"
         raise ValueError(f"{folder} holds {count:,} images, not {expected:,}; {hint}")
     print(f"{folder}: {count:,} images, {new:,} of them new")
-    return new
 
 
-def reader(source: str | Path, archive: str, folder: str) -> Callable[[str], bytes]:
+def reader(source: Path, archive: str, folder: str) -> Callable[[str], bytes]:
     """Reads a file by its name in `folder`: from that folder, the archive of it, or a place where
     torchvision keeps either. Raises ValueError where it is absent or damaged."""
     from ogdm_core.trainer.images import UNREADABLE
 
-    source = Path(source)
     inner = [f"{root}{name}" for root in ("", "celeba/") for name in (folder, archive)]
     source = next((source / path for path in inner if (source / path).exists()), source)
     if source.is_dir():
@@ -94,7 +91,7 @@ def reader(source: str | Path, archive: str, folder: str) -> Callable[[str], byt
     return read
 
 
-def download(dataset: str, root: str | Path) -> None:
+def download(dataset: str, root: Path) -> None:
     """Lets torchvision fetch one of its data sets into `root`."""
     try:
         from torchvision import datasets

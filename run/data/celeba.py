@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import io
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 from . import Picture, download, reader, write_images
@@ -23,10 +24,7 @@ ARCHIVE, FOLDER = "img_align_celeba.zip", "img_align_celeba"
 SOURCE = f"{ARCHIVE}, the folder {FOLDER}, or torchvision's root"
 WIDTH, HEIGHT = 178, 218
 # (left, upper, right, lower) and the filter
-CROPS = {
-    "ddim": ((25, 57, 153, 185), "BILINEAR"),
-    "center": ((0, 20, 178, 198), "BICUBIC"),
-}
+CROPS = {"ddim": ((25, 57, 153, 185), "BILINEAR"), "center": ((0, 20, 178, 198), "BICUBIC")}
 # The official partition goes by number: 000001.jpg to 162770.jpg train, then valid, then test.
 SPLITS = {"train": range(1, 162_771), "all": range(1, 202_600)}
 
@@ -50,13 +48,10 @@ def pictures(
     """Names and images, in the order of their numbers."""
     from ogdm_core.trainer.images import open_image
 
-    for number in numbers:
-        yield (
-            f"{number:06d}.png",
-            lambda name=f"{number:06d}.jpg": crop(
-                open_image(io.BytesIO(read(name)), name), kind, size
-            ),
-        )
+    def make(name: str) -> Image.Image:
+        return crop(open_image(io.BytesIO(read(name)), name), kind, size)
+
+    return ((f"{number:06d}.png", partial(make, f"{number:06d}.jpg")) for number in numbers)
 
 
 def arguments(add: Callable[..., object]) -> None:

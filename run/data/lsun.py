@@ -12,14 +12,12 @@ for what upstream does with them: pick checkpoints.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import re
 import shutil
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from ogdm_core.files import whole, write_text
 from run.provenance import ROOT
@@ -111,12 +109,13 @@ def _unzip_lmdb(archive: Path, folder: Path) -> Path:
 
 def _from_lmdb(source: Path, folder: Path) -> Iterator[str]:
     """One file per entry, named by its key, in 256 folders."""
+    import lmdb
     from rich.progress import track
 
-    with _database(source) as env:
-        total = env.stat()["entries"]
-        with env.begin() as transaction:
-            for key, data in track(transaction.cursor(), folder.name, total):
+    try:
+        database = lmdb.open(str(source), readonly=True, lock=False, readahead=False)
+        with database as env, env.begin() as transaction:
+            for key, data in track(transaction.cursor(), folder.name, env.stat()["entries"]):
                 suffix = next((s for start, s in SIGNATURES.items() if data.startswith(start)), "")
                 # A key becomes a path: one such as ../../x must not leave the folder.
                 if not suffix or not re.fullmatch(rb"[0-9A-Za-z_-]+", key):
@@ -131,15 +130,6 @@ def _from_lmdb(source: Path, folder: Path) -> Iterator[str]:
                     with whole(target, sync=False) as file:
                         file.write(data)
                 yield path
-
-
-@contextlib.contextmanager
-def _database(source: Path) -> Iterator[Any]:
-    import lmdb
-
-    try:
-        with lmdb.open(str(source), readonly=True, lock=False, readahead=False) as env:
-            yield env
     except lmdb.Error as error:
         raise ValueError(
             f"{source}/data.mdb is damaged or no LMDB ({error}); download it again"

@@ -12,8 +12,14 @@ from pathlib import Path
 
 from ogdm_core.flags import Parser, number, numbers
 from run.provenance import ROOT, cores
+from run.train.commands import Engine, absolute
 
-from .scale import NAMES
+# What these modules need beyond the standard library they import in functions: `parse` comes first.
+from . import assembled, check, cost, table
+from .jobs import chain
+from .rows import Options, Planner, Row, select_rows
+from .scale import NAMES, get_scale
+from .workflow import workflow
 
 REPRODUCED = (1, 2, 3, 7, 9)
 ASSEMBLED = (4, 8)  # from the others' results
@@ -97,7 +103,7 @@ def checkpoint(text: str) -> tuple[str, str]:
     name, equals, path = text.partition("=")
     if not (name and equals and path):
         raise argparse.ArgumentTypeError(f"{text!r} is not ROW=PATH")
-    return name, path if path.startswith(("http://", "https://")) else str(Path(path).absolute())
+    return name, absolute(path)
 
 
 def native_flag(text: str) -> tuple[str, str, str, str]:
@@ -121,13 +127,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     return args
 
 
-def options_from(args: argparse.Namespace):
+def options_from(args: argparse.Namespace) -> Options:
     """What was asked for, with the scale's defaults."""
-    from run.train.commands import Engine
-
-    from .rows import Options
-    from .scale import get_scale
-
     scale = get_scale(args.scale)
     jobs = args.jobs or (min(cores(), 4) if scale.small else 1)
     threads = max(1, cores() // jobs) if scale.small else 0
@@ -136,8 +137,8 @@ def options_from(args: argparse.Namespace):
         rows=tuple(name for text in args.rows for name in text.split(",") if name),
         nfes=tuple(sorted(args.nfes, reverse=True)), images=args.images, checkpoints=tuple(args.checkpoint), sets=tuple(args.set),
         scale=scale, from_scratch=args.from_scratch, out=out_of(args).absolute(), data=args.data.absolute(),
-        weights=str(Path(args.weights).absolute()) if args.weights else "", features=args.features,
-        evaluator=args.evaluator, seeds=tuple(sorted(args.seeds)) or scale.seeds, jobs=jobs, slurm=args.slurm,
+        weights=absolute(args.weights), features=args.features, evaluator=args.evaluator,
+        seeds=tuple(sorted(args.seeds)) or scale.seeds, jobs=jobs, slurm=args.slurm,
         engine=Engine(args.gpus, args.nodes, "", args.third_party.absolute(), threads),
     )  # fmt: skip
 
@@ -151,12 +152,11 @@ def main(argv: list[str] | None = None) -> int:
     """Exit status: 0 all done, 1 some rows stopped, 2 nothing was started, 130 Ctrl-C."""
     argv = sys.argv[1:] if argv is None else argv
     args = parse(argv)
+    typed = shlex.join([f"run/reproduce_table{args.number}.sh", *argv[1:]])
     try:
         if args.number in ASSEMBLED:
-            from . import assembled
-
-            return assembled.main(args, argv, out_of(args))
-        return command(args, argv)
+            return assembled.main(args, typed, out_of(args))
+        return command(args, typed)
     except KeyboardInterrupt:
         _say("stopped; the same command continues")
         return 130
@@ -165,23 +165,19 @@ def main(argv: list[str] | None = None) -> int:
         return 1
 
 
-def command(args: argparse.Namespace, argv: list[str]) -> int:
-    """What `main` does, where nothing comes between."""
+def command(args: argparse.Namespace, typed: str) -> int:
+    """What `main` does, where nothing comes between; the files name the command that was typed."""
     options = options_from(args)
-    from . import check, cost
-    from .jobs import chain
-    from .rows import Planner, select_rows
-
-    table = options.table
+    layout = options.table
     if args.list:
-        if not table.names:
+        if not layout.names:
             print(f"Table {options.number} has no rows at scale {options.scale.name}")
-        for name in table.names:
-            cells = table.select(name)
+        for name in layout.names:
+            cells = layout.select(name)
             there = [c for c in cells if c.fid is not None or options.scale.controls]
             print(f"{name}  {cells[0].sampler}, NFE {', '.join(str(c.nfe) for c in there)}")
         return 0
-    wrong_rows = select_rows(table, options.rows)[1]
+    wrong_rows = select_rows(layout, options.rows)[1]
     rows = Planner(options).rows()
     problems = wrong_rows + check.problems(options, rows)
     looking = args.dry_run or args.plan or args.table
@@ -190,7 +186,7 @@ def command(args: argparse.Namespace, argv: list[str]) -> int:
         _say(*(f"  - {problem}" for problem in problems))
         return 2
     if args.table:
-        write_table(options, rows, argv)
+        write_table(options, rows, typed)
         return 0
     if args.plan:
         cost.print_plan(options, rows)
@@ -206,28 +202,22 @@ def command(args: argparse.Namespace, argv: list[str]) -> int:
             _say("\nBefore this can run:", *(f"  - {problem}" for problem in problems))
         return 0
     status = run(options, rows, args.native)
-    write_table(options, rows, argv)
+    write_table(options, rows, typed)
     return status
 
 
-def run(options, rows, native: list[str]) -> int:
+def run(options: Options, rows: list[Row], native: list[str]) -> int:
     """Does what is still to be done for these rows; returns Snakemake's exit status."""
-    from .cost import resources
-    from .workflow import workflow
-
     if options.engine.threads:
         os.environ.setdefault("OMP_NUM_THREADS", str(options.engine.threads))
     goals = [job for row in rows for job in row.scores.values()]
-    return workflow(goals, options.out, f"table{options.number}", resources(options), native,
+    return workflow(goals, options.out, f"table{options.number}", cost.resources(options), native,
                     options.slurm, options.jobs)  # fmt: skip
 
 
-def write_table(options, rows, argv: list[str]) -> None:
+def write_table(options: Options, rows: list[Row], typed: str) -> None:
     """Writes the table's files from what is there, and prints it."""
-    from . import table
-
-    command = shlex.join([f"run/reproduce_table{options.number}.sh", *argv[1:]])
-    results = table.collect(options, rows, command)
+    results = table.collect(options, rows, typed)
     print(results["title"], *table.lines(results), table.legend(results), sep="\n", flush=True)
     files = table.write_all(results, options.out)
     _say(*table.failures(results), f"{files[0].with_suffix('')}.{{json,csv,md,tex,png}}")

@@ -43,7 +43,7 @@ NOTES = {
 }
 
 
-def main(args: argparse.Namespace, argv: list[str], out: Path) -> int:
+def main(args: argparse.Namespace, typed: str, out: Path) -> int:
     """Exit status 0 also where numbers are missing."""
     number = args.number
     if args.list:
@@ -52,10 +52,9 @@ def main(args: argparse.Namespace, argv: list[str], out: Path) -> int:
             repeated = [f"Table {s[0]}: {s[1]}" for s in dict.fromkeys(sources) if s]
             print(name, *repeated, sep="\n  ")
         return 0
-    command = shlex.join([f"run/reproduce_table{number}.sh", *argv[1:]])
     words = ["--out", str(args.out)] * bool(args.out)
     words += ["--scale", args.scale] * (args.scale != "paper")
-    results = collect(number, out.absolute(), args.scale, command)
+    results = collect(number, out.absolute(), args.scale, typed)
     results["notes"] += missing(results, words)
     if args.dry_run:
         print(*missing(results, words), sep="\n")

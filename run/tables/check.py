@@ -8,7 +8,6 @@ import os
 import shutil
 from pathlib import Path
 
-from ogdm_core.splice.export_ldm import run_configs
 from run.train import commands
 from run.train.presets import Preset, get_preset
 
@@ -66,6 +65,8 @@ def _settings(options: Options, rows: list[Row]) -> list[str]:
 
 
 def _checkpoints(options: Options) -> list[str]:
+    from ogdm_core.splice.export_ldm import run_configs
+
     table = options.table
     known, found, seen = presets_of(table), [], {}
     for name, path in options.checkpoints:
@@ -154,15 +155,6 @@ def _evaluator(options: Options) -> list[str]:
 # ---- disk ---------------------------------------------------------------------------------------
 
 
-def checkpoints_gb(preset: Preset) -> float:
-    """What a training leaves on the disk.
-
-    ADM writes a checkpoint every 10,000 steps; LDM keeps the best three and the last.
-    """
-    kept = {"adm": preset.steps // 10_000 + 1, "edm": commands.EDM_DUMPS, "ldm": 4}
-    return CHECKPOINT_GB[preset.backbone] * kept[preset.backbone]
-
-
 def disk_gb(options: Options, rows: list[Row]) -> dict[str, float]:
     """GB that the data sets, the checkpoints and the samples of these rows take."""
     if options.scale.gigabytes:
@@ -171,8 +163,11 @@ def disk_gb(options: Options, rows: list[Row]) -> dict[str, float]:
     cell = {name: options.samples * 3 * SOURCES[name].size ** 2 / 1e9 for name in data}
     samples = sum(len(row.samples) * cell[row.preset.dataset] for row in rows)
     pictures = max(cell.values(), default=0.0)  # one cell's images as files, then removed
-    kept = sum(map(checkpoints_gb, trained(rows)))
-    return {"data": sum(data.values()), "checkpoints": kept, "samples": samples + pictures}
+    checkpoints = 0.0
+    for preset in trained(rows):  # ADM writes one every 10,000 steps; LDM keeps three and the last
+        kept = {"adm": preset.steps // 10_000 + 1, "edm": commands.EDM_DUMPS, "ldm": 4}
+        checkpoints += CHECKPOINT_GB[preset.backbone] * kept[preset.backbone]
+    return {"data": sum(data.values()), "checkpoints": checkpoints, "samples": samples + pictures}
 
 
 def used_gb(path: Path) -> float:

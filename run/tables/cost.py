@@ -21,17 +21,9 @@ from . import check
 from .jobs import Job, chain, module, read_json
 from .rows import Options, Row
 
-# Minutes and MB of memory (per process) of jobs that were not timed.
-MINUTES = {
-    "data": 240,
-    "weights": 60,
-    "train": 7 * 1440,
-    "guide": 480,
-    "sample": 1440,
-    "score": 240,
-}
-MEMORY = {"data": 8_000, "weights": 8_000, "train": 24_000, "guide": 24_000, "sample": 24_000,
-          "score": 48_000}  # fmt: skip
+# (minutes of jobs that were not timed, MB of memory per process)
+LIMITS = {"data": (240, 8_000), "weights": (60, 8_000), "train": (7 * 1440, 24_000),
+          "guide": (480, 24_000), "sample": (1440, 24_000), "score": (240, 48_000)}  # fmt: skip
 TIMES = "measured.json"
 
 
@@ -42,11 +34,11 @@ def resources(options: Options) -> Callable[[Job], dict[str, Any]]:
     def of(job: Job) -> dict[str, Any]:
         processes, nodes = (job.engine.gpus, job.engine.nodes) if job.engine else (1, 1)
         each = 1 if nodes > 1 else processes  # the processes of one task; see below
-        seconds = job_seconds(options, job, times)
+        seconds, (minutes, memory) = job_seconds(options, job, times), LIMITS[job.kind]
         found: dict[str, Any] = {
             "cpus_per_task": each * (max(1, options.engine.threads) if small else 8),
-            "mem_mb": (2_000 if small else MEMORY[job.kind]) * processes // nodes,
-            "runtime": round(seconds / 60 * 1.5) + 60 if seconds else MINUTES[job.kind],
+            "mem_mb": (2_000 if small else memory) * processes // nodes,
+            "runtime": round(seconds / 60 * 1.5) + 60 if seconds else minutes,
             "nodes": nodes,
         }
         if job.kind != "data" and not small:

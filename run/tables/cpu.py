@@ -9,7 +9,7 @@ digits.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,31 +36,15 @@ FLAGS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 RATE = {"adm": "--lr", "edm": "--lr", "ldm": "model.base_learning_rate"}
 BATCH = 64
-
-
-@dataclass(frozen=True)
-class Tuned:
-    """The trainings of one network: steps and learning rate of baseline and fine-tunes, OGDM's."""
-
-    baseline: tuple[int, str]
-    finetune: tuple[int, str]
-    k: float
-    gamma: float
-    ogdm: dict[str, Any]  # the method's other settings
-
-
-LIGHT = {"d_kind": "light", "fused": True}
-NETWORKS = {
-    "adm": Tuned((4_000, "1e-3"), (1_000, "2e-4"), 0.5, 0.06, LIGHT | {"t_max": 0.7}),
-    "edm": Tuned((3_125, "1e-3"), (1_000, "2e-4"), 0.5, 0.12, LIGHT),
-    "edm-heun": Tuned((3_125, "1e-3"), (1_000, "2e-4"), 0.2, 0.025, LIGHT),
-    "edm-cond": Tuned((3_125, "1e-3"), (1_000, "2e-4"), 0.2, 1.2, LIGHT),
-    "ldm": Tuned((4_000, "1e-3"), (1_000, "2e-4"), 0.25, 0.1, LIGHT | {"t_max": 0.7}),
-}
+BASELINE_STEPS, FINETUNE_STEPS = {"adm": 4_000, "edm": 3_125, "ldm": 4_000}, 1_000
+BASELINE_RATE, FINETUNE_RATE = "1e-3", "2e-4"
+OGDM = {"adm": {"k": 0.5, "gamma": 0.06}, "edm": {"k": 0.5, "gamma": 0.12},
+        "edm-heun": {"k": 0.2, "gamma": 0.025}, "edm-cond": {"k": 0.2, "gamma": 1.2},
+        "ldm": {"k": 0.25, "gamma": 0.1}}  # fmt: skip
 
 
 def network(preset: Preset) -> str:
-    """Its place in NETWORKS; a control is trained like Euler's fine-tune."""
+    """Its place in OGDM, and the name of its baseline."""
     heun = "-heun" * (preset.projection == "heun")
     return preset.backbone + "-cond" * preset.conditional + heun
 
@@ -73,15 +57,14 @@ class Cpu(Scale):
         return paper.with_controls(table, NFES) if number in TABLES else replace(table, rows=())
 
     def preset(self, preset: Preset) -> Preset:
-        tuned = NETWORKS[network(preset)]
-        steps = (tuned.baseline if preset.training == "baseline" else tuned.finetune)[0]
-        ogdm = {"k": tuned.k, "gamma": tuned.gamma} if preset.ogdm else {}
+        baseline = preset.training == "baseline"
+        steps = BASELINE_STEPS[preset.backbone] if baseline else FINETUNE_STEPS
+        ogdm = OGDM[network(preset)] if preset.ogdm else {}
         return replace(preset, batch=BATCH, images=steps * BATCH, **ogdm)
 
     def training(self, preset: Preset, init: str, seed: int) -> dict[str, Any]:
-        tuned, backbone = NETWORKS[network(preset)], preset.backbone
-        more = dict(FLAGS[backbone])
-        more[RATE[backbone]] = (tuned.baseline if not init else tuned.finetune)[1]
+        backbone = preset.backbone
+        more = FLAGS[backbone] | {RATE[backbone]: FINETUNE_RATE if init else BASELINE_RATE}
         if backbone == "adm":
             more["--image_size"] = self.size
         if backbone == "ldm":
@@ -90,11 +73,12 @@ class Cpu(Scale):
                      for part in ("", ".unet_config.params")}  # fmt: skip
             more |= {f"data.params.{part}.params.size": self.size
                      for part in ("train", "validation")}  # fmt: skip
-        ogdm = tuned.ogdm | {"seed": seed} if preset.ogdm else {}
-        return more | ogdm_flags(backbone, ogdm)
+        late = {} if backbone == "edm" else {"t_max": 0.7}
+        ogdm = {"d_kind": "light", "fused": True, **late, "seed": seed}
+        return more | (ogdm_flags(backbone, ogdm) if preset.ogdm else {})
 
     def sampling(self, preset: Preset, images: int) -> dict[str, Any]:
-        batch = {"adm": "--batch_size", "edm": "--batch", "ldm": "--batch_size"}[preset.backbone]
+        batch = "--batch" if preset.backbone == "edm" else "--batch_size"
         net = ADM_NET | {"--image_size": self.size} if preset.backbone == "adm" else {}
         return net | {batch: 500}
 

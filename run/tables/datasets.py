@@ -56,9 +56,8 @@ def real(preset: Preset, out: Path, data: Path, engine: Engine) -> tuple[Job, Jo
             str(place), needs=(images,),
         )  # fmt: skip
     if preset.backbone == "edm":
-        return _zip(
-            "cifar10", out, engine, data / SOURCES["cifar10"].archive, data / EDM_ZIP
-        ), images
+        archive = data / SOURCES["cifar10"].archive
+        return _zip("cifar10", out, engine, archive, data / EDM_ZIP), images
     return images, images
 
 
@@ -76,8 +75,8 @@ def prepare(dataset: str, data: Path, engine: Engine) -> Command | None:
     flags = {"--upstream": home} if lsun else {}
     if lsun and (data / VALIDATION).is_file():
         flags["--val"] = data / VALIDATION
-    words = (source.command, str(archive), str(folder))
-    return Command((str(ROOT / "run" / "prepare_data.sh"), *words[:2]), words[2], flags)
+    script = str(ROOT / "run" / "prepare_data.sh")
+    return Command((script, source.command, str(archive)), str(folder), flags)
 
 
 def _zip(name: str, out: Path, engine: Engine, source: Path, product: Path, *needs: Job) -> Job:
@@ -120,9 +119,3 @@ def stand_in(scale: Scale, backbone: str, out: Path, engine: Engine) -> tuple[Jo
 def classifier(scale: Scale, out: Path) -> Job:
     """The net in whose features the stand-ins are compared."""
     return _digits(scale, out, "-classifier", "classifier.pt", **{"--classifier": None})
-
-
-def folders(scale: Scale, preset: Preset, images: Job) -> dict[str, str]:
-    """Where LDM's stand-in for LSUN is; the others have a flag of their own for it."""
-    parts = ("train", "validation") if scale.data and preset.backbone == "ldm" else ()
-    return {f"data.params.{part}.params.folder": str(images.output) for part in parts}

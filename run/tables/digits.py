@@ -70,19 +70,14 @@ def main(argv: list[str] | None = None) -> None:
     p.add_argument("--mirrored", action="store_true", help="the mirror images, too")
     p.add_argument("--classifier", action="store_true", help="train a net in place of the images")
     args = p.parse_args(argv)
-    if args.classifier:
-        write_classifier(args.output, args.data, args.size)
-    else:
+    if not args.classifier:
         write_digits(args.output, args.data, args.size, args.count, args.mirrored)
-
-
-def write_classifier(output: Path, data: str, size: int) -> None:
-    """Trains the net, and says how good it is."""
+        return
     from run.evaluate.classifier import save_classifier, train_classifier
 
-    net, accuracy = train_classifier(data_sets.load(data, size))
-    save_classifier(output, net, accuracy)
-    print(f"{output}: classifies {accuracy:.1%} of the tenth that was held out")
+    net, accuracy = train_classifier(data_sets.load(args.data, args.size))
+    save_classifier(args.output, net, accuracy)
+    print(f"{args.output}: classifies {accuracy:.1%} of the tenth that was held out")
 
 
 if __name__ == "__main__":

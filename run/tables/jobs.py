@@ -102,16 +102,13 @@ class Job:
             "inputs": list(self.inputs), "output": str(self.output), "found": self.found,
             "backbone": self.preset.backbone if self.preset else "",
             "seed": "" if self.seed is None else f", seed {self.seed}",
-            "engine": self.engine and {n: str(v) if isinstance(v, Path) else v
-                                       for n, v in asdict(self.engine).items()},
+            "engine": self.engine and asdict(self.engine),
         }  # fmt: skip
 
 
 def chain(jobs: Iterable[Job], pending: bool = False) -> list[Job]:
-    """The jobs and all they need, each once, needs first; with `pending` only what is to be done.
-
-    Finished jobs, and whatever only they depended on, are left out then.
-    """
+    """The jobs and all they need, each once, needs first; `pending` leaves out those that are done,
+    and whatever only they depended on."""
     ordered: dict[str, Job] = {}
 
     def visit(job: Job) -> None:

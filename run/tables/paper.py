@@ -25,8 +25,8 @@ CAPTIONS = {
     8: "FID and recall over NFE: DDGAN and OGDM on CIFAR-10",
     9: "FID and recall over NFE: Euler projection, stochastic sampler",
 }
-MEASURED = "measured by the authors"
 COPIED = "copied from other papers"
+DATA = Path(__file__).with_name("data")
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Row:
     fid_best: bool  # bold in the paper
     recall_text: str | None
     recall_best: bool
-    source: str  # MEASURED or COPIED
+    source: str  # "measured by the authors" or COPIED
 
     @property
     def fid(self) -> float | None:
@@ -79,17 +79,11 @@ class Table:
         return tuple(row for row in self.rows if row.row == name)
 
 
-def data_file(number: int) -> Path:
-    """Where a table's numbers stand."""
-    return Path(__file__).with_name("data") / f"table{number}.csv"
-
-
 @cache
 def table(number: int) -> Table:
     """Table `number` of the paper."""
-    with data_file(number).open(newline="") as file:
-        rows = tuple(_row(line) for line in csv.DictReader(file))
-    return Table(number, rows)
+    with (DATA / f"table{number}.csv").open(newline="") as file:
+        return Table(number, tuple(map(_row, csv.DictReader(file))))
 
 
 def _row(line: dict[str, str]) -> Row:

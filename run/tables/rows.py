@@ -203,11 +203,12 @@ class Planner:
         more = scale.training(preset, init, seed) | changed
         if preset.backbone == "ldm":
             inputs += [path for path in more.get("--base", ()) if os.path.isabs(path)]
+            for part in ("train", "validation") if scale.data else ():
+                more[f"data.params.{part}.params.folder"] = str(images.output)
 
         def build(folder: Path, engine: Engine = o.engine) -> Command:
-            place = datasets.folders(scale, preset, images)
             data = str(images.output)
-            return commands.train(as_run, data, folder, init, seed, engine, {**more, **place})
+            return commands.train(as_run, data, folder, init, seed, engine, more)
 
         flags = build(Path(), Engine()).settings()
         settings = asdict(as_run) | {n: v for n, v in flags.items() if "ogdm" not in n} | changed
@@ -247,10 +248,8 @@ class Planner:
         )  # fmt: skip
 
     def guide(self, preset: Preset, seed: int, train: Job | None, checkpoint: str) -> Job:
-        """A discriminator between the training set and samples of the row's own model (Table 7).
-
-        The samples are those of EDM's 18 steps of Heun's method.
-        """
+        """A discriminator between the training set and samples of the row's own model (Table 7),
+        which are those of EDM's 18 steps of Heun's method."""
         o, reference = self.options, self.data(preset)[1]
         samples = self.sampled(preset, "heun", GUIDE_NFE, seed, train, checkpoint)
         flags = self.scale.guide | {"--seed": seed}

@@ -18,6 +18,8 @@ from . import paper
 
 NAMES = ("paper", "smoke", "cpu", "cpu-mnist")
 CLASSIFIER = "classifier"
+# What the paper leaves open about Table 7's guide.
+GUIDE = {"--kind": "paper", "--width": 0.25, "--steps": 10_000}
 
 
 @dataclass(frozen=True)
@@ -28,19 +30,14 @@ class Scale:
     title: str = ""  # stands in front of the table's own
     images: int = 50_000  # samples per cell
     seeds: tuple[int, ...] = (0,)
-    data: str = (
-        ""  # digits | mnist: images that come with a package; empty: the rows' own data sets
-    )
+    data: str = ""  # digits | mnist, which come with a package; empty: the rows' own data sets
     size: int = 0  # of those images
     count: int = 0  # the first so many; 0: all
     mirrored: tuple[str, ...] = ()  # backbones that are compared with the mirrored images, too
     features: str = ""  # MODULE:NAME, or CLASSIFIER: a job trains it; empty: Inception
     controls: bool = False  # fine-tunes beside their controls, in place of the paper's rows
     gigabytes: float = 0.0  # what a run takes on a disk at most; 0: it is counted
-    # What the paper leaves open about Table 7's guide.
-    guide: Mapping[str, Any] = field(
-        default_factory=lambda: {"--kind": "paper", "--width": 0.25, "--steps": 10_000}
-    )
+    guide: Mapping[str, Any] = field(default_factory=GUIDE.copy)
 
     @property
     def small(self) -> bool:
@@ -76,12 +73,6 @@ class Scale:
 
 def get_scale(name: str) -> Scale:
     """The scale of that name."""
-    if name == "smoke":
-        from .smoke import SMOKE
+    from . import cpu, smoke
 
-        return SMOKE
-    if name.startswith("cpu"):
-        from . import cpu
-
-        return cpu.MNIST if name == "cpu-mnist" else cpu.DIGITS
-    return Scale()
+    return {scale.name: scale for scale in (Scale(), smoke.SMOKE, cpu.DIGITS, cpu.MNIST)}[name]

@@ -37,9 +37,8 @@ class Smoke(Scale):
         return replace(preset, batch=batch, images=images)
 
     def training(self, preset: Preset, init: str, seed: int) -> dict[str, Any]:
-        more: dict[str, Any] = dict({"adm": ADM, "edm": EDM, "ldm": {}}[preset.backbone])
-        if preset.backbone == "ldm":
-            more = self.ldm_configs(preset, init, CONFIG)
+        configs = self.ldm_configs(preset, init, CONFIG)
+        more = {"adm": ADM, "edm": EDM, "ldm": configs}[preset.backbone]
         return more | (ogdm_flags(preset.backbone, {"d_width": 0.02}) if preset.ogdm else {})
 
     def sampling(self, preset: Preset, images: int) -> dict[str, Any]:

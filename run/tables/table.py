@@ -25,6 +25,9 @@ from .worker import LOG, PACKAGES
 
 OPEN = "–"
 DIGITS = {"fid": 2, "recall": 3}  # as the paper prints them
+LATEX = {c: f"\\{c}" for c in "&%$#_{}"} | {
+    "–": "--", "±": r"$\pm$", "†": r"$\dagger$", "‡": r"$\ddagger$",
+}  # fmt: skip
 DATASETS = {"cifar10": "CIFAR-10", "celeba64": "CelebA", "lsun-church": "LSUN Church"}
 KEPT = ("fid", "recall", "precision", "sfid", "reference_images", "sample_images")
 CSV = ("row", "dataset", "method", "sampler", "nfe", "status", "fid", "paper_fid", "recall",
@@ -155,26 +158,23 @@ def _scores(row: Row, nfe: int) -> dict[str, Any]:
 
 
 def _compare(control: dict, row: dict) -> None:
-    """Adds the change of FID against the control in per cent, ours and the paper's.
-
-    Ours is that of the means over the seeds that both have.
-    """
+    """Adds the change of FID against the control in per cent: ours, of the means over the seeds
+    that both have, and the paper's."""
     for cell, before in zip(row["cells"], control["cells"], strict=True):
         a, b = _fids(before), _fids(cell)
         both = a.keys() & b.keys()
-        pairs = {
-            "change": (fmean(a[s] for s in both), fmean(b[s] for s in both)) if both else (),
-            "paper_change": (before["paper_fid"], cell["paper_fid"]),
-        }
-        for name, fids in pairs.items():
-            known = fids and None not in fids
-            cell[name] = 100 * (float(fids[1]) / float(fids[0]) - 1) if known else None
+        cell["change"] = _change(*(fmean(f[s] for s in both) if both else None for f in (a, b)))
+        cell["paper_change"] = _change(before["paper_fid"], cell["paper_fid"])
+
+
+def _change(before: float | str | None, after: float | str | None) -> float | None:
+    return None if None in (before, after) else 100 * (float(after) / float(before) - 1)
 
 
 def _fids(cell: dict) -> dict[int, float]:
     """FID by seed; of a single seed under 0."""
-    fids = {s: c["fid"] for s, c in cell.get("seeds", {0: cell}).items()}
-    return {seed: fid for seed, fid in fids.items() if fid is not None}
+    seeds = cell.get("seeds", {0: cell})
+    return {seed: c["fid"] for seed, c in seeds.items() if c["fid"] is not None}
 
 
 # ---- files --------------------------------------------------------------------------------------
@@ -182,9 +182,8 @@ def _fids(cell: dict) -> dict[int, float]:
 
 def write_all(results: dict[str, Any], out: Path) -> list[Path]:
     """Writes table<N>.json, .csv, .md, .tex and .png into `out`; returns their paths."""
-    files = [
-        out / f"table{results['number']}.{kind}" for kind in ("json", "csv", "md", "tex", "png")
-    ]
+    stem = out / f"table{results['number']}"
+    files = [stem.with_suffix(f".{kind}") for kind in ("json", "csv", "md", "tex", "png")]
     write_json(files[0], results)
     for file, text in zip(files[1:], (to_csv, to_markdown, to_latex), strict=False):
         write_text(file, text(results))
@@ -204,10 +203,8 @@ def cell_of(row: dict, nfe: int) -> dict:
 
 
 def ours(cell: dict, name: str) -> str:
-    """Our number with the paper's digits, ± its spread, or in a word why there is none.
-
-    Where seeds are missing, the number says how many there are.
-    """
+    """Our number with the paper's digits, ± its spread, and how many seeds there are if some are
+    missing; or in a word why there is none."""
     if cell[name] is None:
         return cell["status"] if cell["status"] in ("failed", "stopped", "damaged") else OPEN
     digits = 3 if cell[name] < 1 else DIGITS[name]  # FIDs of small networks
@@ -324,6 +321,7 @@ def to_latex(results: dict) -> str:
     """
     nfes = nfes_of(results)
     heads = " & ".join(rf"\multicolumn{{2}}{{c}}{{{nfe}}}" for nfe in nfes)
+    measures = r" & FID$\downarrow$ & Rec.$\uparrow$" * len(nfes)
     rules = "".join(rf"\cmidrule(lr){{{3 + 2 * i}-{4 + 2 * i}}}" for i in range(len(nfes)))
     text = [
         f"% {results['command']}",
@@ -336,9 +334,7 @@ def to_latex(results: dict) -> str:
         r"    \toprule",
         rf"    \multicolumn{{2}}{{c}}{{NFEs}} & {heads} \\",
         f"    {rules}",
-        "    Dataset~(Backbone) & Method"
-        + r" & FID$\downarrow$ & Rec.$\uparrow$" * len(nfes)
-        + r" \\",
+        rf"    Dataset~(Backbone) & Method{measures} \\",
     ]
     for i, ((dataset, _), rows) in enumerate(_groups(results)):
         text.append(rf"    \cmidrule(lr){{1-{2 * len(nfes) + 2}}}" if i else r"    \midrule")
@@ -358,21 +354,15 @@ def to_latex(results: dict) -> str:
 def _bold(rows: list[dict], row: dict, nfe: int, name: str) -> str:
     """Our number, bold if it is the lowest FID or the highest recall of two rows at the least."""
     cell, cells = cell_of(row, nfe), [cell_of(r, nfe) for r in rows]
-    text = ours(cell, name).replace(OPEN, "--").replace("±", r"$\pm$")
+    text = _escape(ours(cell, name))
     values = [c[name] for c in cells if c["status"] == "done" and c[name] is not None]
-    best = (min if name == "fid" else max)(values) if len(values) > 1 else None
-    bold = best is not None and cell["status"] == "done" and cell[name] == best
+    best = (min if name == "fid" else max)(values, default=None)
+    bold = len(values) > 1 and cell["status"] == "done" and cell[name] == best
     return rf"\textbf{{{text}}}" if bold else text
 
 
 def _escape(text: str) -> str:
-    text = "".join(f"\\{c}" if c in "&%$#_{}" else c for c in text)
-    return (
-        text.replace("–", "--")
-        .replace("±", r"$\pm$")
-        .replace("†", r"$\dagger$")
-        .replace("‡", r"$\ddagger$")
-    )
+    return text.translate(str.maketrans(LATEX))
 
 
 def plot(results: dict, path: Path) -> Path:
@@ -388,11 +378,9 @@ def plot(results: dict, path: Path) -> Path:
     size = (max(3.3 * width, 5.0), 2.6 * height + 0.9)
     fig, axes = figure(height, width, size=size, squeeze=False, layout="constrained")
     methods = list(dict.fromkeys(row["method"] for row in results["rows"]))
-    lines = (
-        [("fid", "-", "")]
-        if results["controls"]
-        else [("paper_fid", "--", "white"), ("fid", "-", "")]
-    )
+    lines = [("fid", "-", "")]
+    if not results["controls"]:
+        lines.insert(0, ("paper_fid", "--", "white"))
     looks = {}  # colour and marker; markers differ where there are more methods than colours
     for i, method in enumerate(methods):
         marker = MARKERS[(i + i // 7) % 7] if len(methods) > len(PALETTE) else "o"
@@ -421,10 +409,9 @@ def plot(results: dict, path: Path) -> Path:
     keys = [Line2D([], [], color=c, marker=m if m != "o" else None, label=method)
             for method, (c, m) in looks.items()]  # fmt: skip
     if not results["controls"]:
-        keys.append(Line2D([], [], color=GREY, marker="o", label="ours"))
-        keys.append(
-            Line2D([], [], color=GREY, marker="o", ls="--", mfc="white", label="the paper's")
-        )
+        dots = {"color": GREY, "marker": "o"}
+        keys += [Line2D([], [], **dots, label="ours"),
+                 Line2D([], [], **dots, ls="--", mfc="white", label="the paper's")]  # fmt: skip
     fig.legend(handles=keys, loc="outside lower center", ncols=min(len(keys), int(size[0] / 1.2)))
     fig.suptitle("\n".join(textwrap.wrap(results["title"], int(size[0] * 13))), fontsize=10)
     return save(fig, path, results["command"], small_print=False)

@@ -90,10 +90,8 @@ def run(job: dict[str, Any], folder: Path, lock: int) -> None:
     started, began = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
     command = command_of(job, folder)
     note(folder, status="running", host=socket.gethostname(), since=started)
-    if command is not None:
-        status = call(command, folder / LOG, lock)
-        if status:
-            raise Failed(f"exit status {status}")
+    if command and (status := call(command, folder / LOG, lock)):
+        raise Failed(f"exit status {status}")
     output = Path(job["output"])
     if job["found"]:
         made = newest(folder, job["found"])

@@ -13,7 +13,7 @@ from ogdm_core.flags import Parser, number
 from ogdm_core.nfe import steps_for_nfe
 from run.provenance import ROOT
 
-from .commands import Command, Engine, not_ready, resumed, sample, slurm_nodes, train
+from .commands import Command, Engine, absolute, not_ready, resumed, sample, slurm_nodes, train
 from .presets import CONTROLS, PRESETS, Preset, get_preset
 
 
@@ -74,7 +74,7 @@ def command(args: argparse.Namespace, preset: Preset) -> Command | None:
         if preset.backbone == "edm" and args.sample == "stochastic":
             raise ValueError("--sample: EDM's generate.py has no stochastic sampler of ours")
         steps_for_nfe(args.sample, args.nfe)  # refuses unknown samplers, and NFEs they cannot hit
-        model = _absolute(args.model)
+        model = absolute(args.model)
         return sample(preset, model, out, args.sample, args.nfe, args.images, args.seed or 0,
                       engine)  # fmt: skip
     if preset.backbone == "ldm" and args.data:
@@ -87,14 +87,8 @@ def command(args: argparse.Namespace, preset: Preset) -> Command | None:
     if engine.nodes > 1 and preset.backbone == "edm" and not (args.rendezvous or slurm_nodes()):
         raise ValueError("--nodes: outside of Slurm say where the nodes meet, --rendezvous "
                          "HOST:29400, and run the same command on each of them")  # fmt: skip
-    data, init = _absolute(args.data), _absolute(args.init)
-    made = train(preset, data, out, init, args.seed, engine)
+    made = train(preset, absolute(args.data), out, absolute(args.init), args.seed, engine)
     return resumed(made, preset.backbone, out) if args.resume else made
-
-
-def _absolute(path: str) -> str:
-    url = path.startswith(("http://", "https://"))
-    return path if url or not path else str(Path(path).absolute())
 
 
 def parse(argv: list[str]) -> tuple[argparse.Namespace, Command | None]:

@@ -24,7 +24,6 @@ from run.provenance import ROOT
 
 from .presets import DISCRETISATION, Preset
 
-HERE = Path(__file__).parent
 UPSTREAM = {"adm": "guided-diffusion", "edm": "edm", "ldm": "latent-diffusion"}
 SCRIPT = {"adm": "scripts/image_train.py", "edm": "train.py", "ldm": "main.py"}
 # Flags that say where, or over how many processes, and nothing about the result. (ADM's and LDM's
@@ -32,8 +31,8 @@ SCRIPT = {"adm": "scripts/image_train.py", "edm": "train.py", "ldm": "main.py"}
 PLACES = {"--data_dir", "--init_checkpoint", "--batch_size", "--resume_checkpoint", "--model_path",
           "--outdir", "--data", "--transfer", "--resume", "--network", "--npz", "--guide", "--gpus",
           "--num_nodes", "--snap", "--dump", "-l", "-r", "data.params.batch_size",
-          "model.params.ckpt_path",
-          "data.params.train.params.folder", "data.params.validation.params.folder"}  # fmt: skip
+          "model.params.ckpt_path", "data.params.train.params.folder",
+          "data.params.validation.params.folder"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -96,9 +95,8 @@ class Engine:
         """What is wrong with these numbers for this preset."""
         found = []
         if preset.batch % self.gpus:
-            found.append(
-                f"--gpus: {self.gpus} does not divide {preset.name}'s batch of {preset.batch}"
-            )
+            found.append(f"--gpus: {self.gpus} does not divide {preset.name}'s batch of "
+                         f"{preset.batch}")  # fmt: skip
         if self.gpus % self.nodes:
             found.append(f"--nodes: {self.nodes} does not divide --gpus {self.gpus}, the processes "
                          "on all nodes")  # fmt: skip
@@ -149,6 +147,12 @@ def python_path(*first: Path) -> str:
     """PYTHONPATH with these folders, this repository, and then the user's own."""
     own = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     return os.pathsep.join(dict.fromkeys(map(os.path.abspath, (*first, ROOT, *own))))
+
+
+def absolute(path: str) -> str:
+    """The path as it holds in any folder; an URL, or nothing, stays as it is."""
+    url = path.startswith(("http://", "https://"))
+    return path if url or not path else str(Path(path).absolute())
 
 
 def beside(name: str) -> str:
@@ -202,11 +206,8 @@ def _ogdm(preset: Preset) -> dict[str, Any]:
     """What Table 5 says of the method. The rest are defaults, which a recipe may change."""
     if not preset.ogdm:
         return {}
-    on = (
-        {"model.target": "ogdm_core.splice.ldm.OGDMLatentDiffusion"}
-        if preset.backbone == "ldm"
-        else {"--ogdm": "True"}
-    )
+    target = {"model.target": "ogdm_core.splice.ldm.OGDMLatentDiffusion"}
+    on = target if preset.backbone == "ldm" else {"--ogdm": "True"}
     said = {"projection": preset.projection, "k": preset.k, "gamma": preset.gamma}
     return on | ogdm_flags(preset.backbone, said)
 
@@ -226,10 +227,8 @@ def adm_model(preset: Preset) -> dict[str, Any]:
 
 
 def _train_adm(preset: Preset, engine: Engine, data, out, init, seed) -> dict[str, Any]:
-    """Upstream ends a run by --lr_anneal_steps only, so the learning rate falls linearly to zero.
-
-    Its trainer has no seed.
-    """
+    """Upstream ends a run by --lr_anneal_steps only, so the learning rate falls linearly to zero;
+    its trainer has no seed."""
     if preset.training == "finetune" and not init:
         raise ValueError(f"{preset.name} fine-tunes: give the baseline's EMA weights with --init "
                          "ema_0.9999_NNNNNN.pt")  # fmt: skip
@@ -263,7 +262,7 @@ def _train_edm(preset: Preset, engine: Engine, data, out, init, seed) -> dict[st
 
 
 LDM_BASE = "configs/latent-diffusion/lsun_churches-ldm-kl-8.yaml"
-LDM_FINETUNE = HERE / "lsun_churches_finetune.yaml"
+LDM_FINETUNE = Path(__file__).with_name("lsun_churches_finetune.yaml")
 
 
 def _train_ldm(preset: Preset, engine: Engine, data, out, init, seed) -> dict[str, Any]:
@@ -287,11 +286,8 @@ def _train_ldm(preset: Preset, engine: Engine, data, out, init, seed) -> dict[st
 # ---- resuming -----------------------------------------------------------------------------------
 
 # The file that a checkpoint's writing ends with, and the weights that a finished training leaves.
-CHECKPOINT = {
-    "adm": "opt*.pt",
-    "edm": "training-state-*.pt",
-    "ldm": "runs/*/checkpoints/last*.ckpt",
-}
+CHECKPOINT = {"adm": "opt*.pt", "edm": "training-state-*.pt",
+              "ldm": "runs/*/checkpoints/last*.ckpt"}  # fmt: skip
 SEAL = {"adm": "ogdm*.pt", "edm": "ogdm-state-*.pt"}  # with --ogdm
 WEIGHTS = {"adm": "ema_*.pt", "edm": "network-snapshot-*.pkl", "ldm": CHECKPOINT["ldm"]}
 
@@ -323,9 +319,8 @@ def resumed(command: Command, backbone: str, folder: Path) -> Command | None:
 
 def newest(folder: Path, pattern: str, whole: bool = False) -> Path | None:
     """The latest file that matches; with `whole`, one that torch has written to its end."""
-    found = [
-        p for p in folder.glob(pattern) if p.is_file() and (not whole or zipfile.is_zipfile(p))
-    ]
+    there = [p for p in folder.glob(pattern) if p.is_file()]
+    found = [p for p in there if not whole or zipfile.is_zipfile(p)]
     return max(found, key=lambda p: (p.stat().st_mtime_ns, p.name), default=None)
 
 
