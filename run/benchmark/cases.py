@@ -14,15 +14,11 @@ TINY_WIDTH = 0.02  # d_width of every D with --quick
 
 @dataclass(frozen=True)
 class Case:
-    """One way to train with observation guidance.
-
-    settings   fields of OGDMConfig that differ from the defaults
-    naive      evaluates the denoiser anew for the projection, and once more for D's step
-    """
+    """One way to train with observation guidance."""
 
     words: str
-    settings: dict[str, Any] = field(default_factory=dict)
-    naive: bool = False
+    settings: dict[str, Any] = field(default_factory=dict)  # OGDMConfig's that are not the defaults
+    naive: bool = False  # evaluates the denoiser anew for the projection, and again for D's step
 
     def config(self, quick: bool = False) -> OGDMConfig:
         """The settings; with `quick`, for a tiny D."""

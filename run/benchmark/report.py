@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from run.figures import style
+
 from .cases import CASES
 
 COLUMNS = ("case", "time", "quartiles", "memory", "operations", "denoiser", "D", "what it is")
 
 
 def markdown(results: dict, columns: int = len(COLUMNS)) -> str:
-    """The whole report as a page; the table has one row per case and its first `columns`.
-
-    A dash stands for what was not measured.
-    """
+    """The report as a page, its table's first `columns`; a dash is what was not measured."""
 
     def number(value: float | None) -> str:
         return "-" if value is None else f"{value:.2f}"
@@ -44,8 +43,6 @@ def markdown(results: dict, columns: int = len(COLUMNS)) -> str:
 
 def picture(results: dict, path: Path) -> Path:
     """Time, operations and memory of each case, in plain steps."""
-    from run.figures import style
-
     cases = {name: case for name, case in results["cases"].items() if "ratio" in case}
     fig, ax = style.figure(size=(7.6, 0.9 + 0.5 * len(cases)), layout="constrained")
     for i, (key, label, colour) in enumerate((

@@ -26,19 +26,15 @@ EMA_BETA = 0.9999
 
 @dataclass
 class Network:
-    """A denoiser eps_fn(x [N, channels, size, size], t [N]) that goes through `module`.
-
-    t        a time in the middle of the schedule, a scalar
-    labels   number of classes that D is given, 0 for none
-    """
+    """A denoiser eps_fn(x [N, channels, size, size], t [N]) that goes through `module`."""
 
     module: nn.Module
     eps_fn: EpsFn
     schedule: Schedule
-    t: Tensor
+    t: Tensor  # a time in the middle of the schedule, a scalar
     channels: int
     size: int
-    labels: int = 0
+    labels: int = 0  # number of classes that D is given, 0 for none
     words: str = ""
 
 
@@ -67,10 +63,7 @@ class Trainer:
         return observer
 
     def step(self, observer: Observer | None = None, naive: bool = False) -> None:
-        """One training step; the plain one without an observer.
-
-        `naive` evaluates the denoiser again where the trainer's own forward pass would serve.
-        """
+        """One training step, plain without an observer; `naive` as of a `Case`."""
         n, recorded = self.network, None if naive else observer
         loss, _ = training_loss(
             n.eps_fn, self.x_0, self.eps, self.t, n.schedule, recorded, self.label

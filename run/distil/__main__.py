@@ -19,7 +19,7 @@ from typing import Any
 from ogdm_core.flags import Parser, errors_in_one_line, number
 
 
-def parse(argv: list[str] | None) -> argparse.Namespace:
+def parse(argv: list[str]) -> argparse.Namespace:
     """The flags."""
     p = Parser(prog="run/distil.sh", description=__doc__)
     add = p.add_argument
@@ -54,8 +54,10 @@ def plot(rows: list[dict[str, Any]], path: Path, command: str) -> None:
     style.save(fig, path, command)
 
 
-def work(args: argparse.Namespace, command: str) -> None:
+def main(argv: list[str] | None = None) -> int:
     """Distils and scores every fine-tune; results.json grows with them."""
+    argv = sys.argv[1:] if argv is None else argv
+    args, command = parse(argv), shlex.join(["run/distil.sh", *argv])
     with errors_in_one_line():
         import torch
 
@@ -76,8 +78,8 @@ def work(args: argparse.Namespace, command: str) -> None:
     result = {"command": command, "commit": commit(), "rows": []}
     torch.set_num_threads(1)  # the same result on any number of cores, and as fast
     real = classifier.features(images.all())
-    shape = (args.samples, images.channels, images.size, images.size)
-    noise = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn((args.samples, *images.shape), generator=generator)
     for run, (method, seed) in runs.items():
         name, folder = f"{method}, seed {seed}", args.output / run.name
         student = distil(teachers[run], images, args.steps, args.grid, seed, f"{name}: step")
@@ -94,13 +96,6 @@ def work(args: argparse.Namespace, command: str) -> None:
         write_json(args.output / "results.json", result)
     print(table(result["rows"]))
     plot(result["rows"], args.output / "distil.png", command)
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Runs it; returns the exit code."""
-    argv = sys.argv[1:] if argv is None else argv
-    args = parse(argv)
-    work(args, shlex.join(["run/distil.sh", *argv]))
     return 0
 
 

@@ -73,8 +73,7 @@ def distil(
             loss.backward()
             optimizer.step()
             with torch.no_grad():
-                pairs = zip(average.unet.parameters(), student.unet.parameters(), strict=True)
-                for p, q in pairs:
+                for p, q in zip(average.unet.parameters(), student.unet.parameters(), strict=True):
                     p.lerp_(q, 1 - EMA)
             progress.update(i + 1, f"loss {float(loss.detach()):.3f}", show=(i + 1) % 500 == 0)
     return average

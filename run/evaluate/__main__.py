@@ -8,23 +8,17 @@ same command continues a run that was stopped. docs/evaluation.md has more.
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ogdm_core.files import check_writable, write_json
-from ogdm_core.flags import Parser, number
+from ogdm_core.flags import Parser, errors_in_one_line, number
 from ogdm_core.nfe import DISCRETISATIONS, steps_for_nfe
 from run.provenance import commit, versions
-
-if TYPE_CHECKING:
-    from .sources import Source
 
 PACKAGES = ("torch", "numpy", "torch-fidelity", "ogdm")
 TORCH_ONLY = ("features", "batch", "device", "pr_images", "seed", "save_statistics")
@@ -40,9 +34,8 @@ def parser() -> argparse.ArgumentParser:
     add("samples", type=Path, help="what a sampler wrote; or a model in diffusers' format, to draw")
     add("--sampler", help="of a model: euler (default), heun, s-pndm, ...")
     add("--nfe", type=number(int, 1), help="of a model: network evaluations (default: 10)")
-    add(
-        "--discretisation", choices=DISCRETISATIONS, help="of a model: time grid (default: its own)"
-    )
+    add("--discretisation", choices=DISCRETISATIONS,
+        help="of a model: time grid (default: its own)")  # fmt: skip
     add("--count", type=number(int, 4), metavar="N",
         help="of a model: images to draw (default: 50,000)")  # fmt: skip
     add("--evaluator", choices=("torch", "adm"), default="torch",
@@ -78,30 +71,31 @@ def main(argv: list[str] | None = None) -> int:
     """Prints the numbers; exits with 2 and the reason for what the user can mend."""
     p = parser()
     args = p.parse_args(argv)
+    from run.draw import draw_images
+
     from . import adm, torch_evaluator
-    from .sources import open_source
+    from .sources import open_source, planned
 
     started = time.time()
     evaluator = adm if args.evaluator == "adm" else torch_evaluator
     model = (args.samples / "unet").is_dir()
     try:
-        for file in (args.json, args.save_statistics):
-            if file:
+        with errors_in_one_line(), tempfile.TemporaryDirectory() as folder:
+            for file in filter(None, (args.json, args.save_statistics)):
                 check_writable(file)
-        _check_flags(p, args, model)
-        reference = open_source(args.reference)
-        samples = _planned(args) if model else open_source(args.samples)
-        evaluator.check(reference, samples, args)
-        with _drawn(args) if model else nullcontext(samples) as samples:
+            _check_flags(p, args, model)
+            reference = open_source(args.reference)
+            samples = planned(args.samples, args.count) if model else open_source(args.samples)
+            evaluator.check(reference, samples, args)
+            if model:
+                file = Path(folder, f"{args.sampler}-{args.nfe}.npz")
+                draw_images(str(args.samples), file, args.count, args.sampler, args.nfe, args.seed,
+                            args.discretisation)  # fmt: skip
+                samples = open_source(file)
             found = evaluator.evaluate(reference, samples, args)
-    except (ValueError, OSError, adm.AdmError) as error:
-        p.exit(2, f"error: {error}\n")
     except KeyboardInterrupt:
-        p.exit(
-            130,
-            "stopped; the same command goes on from the features that are stored; "
-            "a model's samples are drawn again\n",
-        )
+        p.exit(130, "stopped; the same command goes on from the features that are stored; "
+               "a model's samples are drawn again\n")  # fmt: skip
     result = found | {
         "evaluator": args.evaluator,
         "reference": str(args.reference),
@@ -147,34 +141,6 @@ def _check_flags(p: argparse.ArgumentParser, args: argparse.Namespace, model: bo
     if args.evaluator == "adm" and given:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
         raise ValueError(f"--evaluator adm does not know {flags}: leave out, or --evaluator torch")
-
-
-def _planned(args: argparse.Namespace) -> Source:
-    """What a model's samples will be: their number and size, before they are drawn."""
-    import numpy as np
-
-    from ogdm_core.trainer.images import Images
-    from run.draw import shape_of
-
-    from .sources import Source
-
-    file = args.samples / "unet" / "config.json"
-    shape = (args.count, *shape_of(json.loads(file.read_text()), file))
-    return Source(args.samples, Images(np.broadcast_to(np.uint8(0), shape)))
-
-
-@contextmanager
-def _drawn(args: argparse.Namespace) -> Iterator[Source]:
-    """A model's samples, in a file that does not stay."""
-    from run.draw import draw_images
-
-    from .sources import open_source
-
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, f"{args.sampler}-{args.nfe}.npz")
-        draw_images(str(args.samples), file, args.count, args.sampler, args.nfe, args.seed,
-                    args.discretisation)  # fmt: skip
-        yield open_source(file)
 
 
 if __name__ == "__main__":

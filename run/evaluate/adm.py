@@ -37,7 +37,7 @@ LINES = {"FID": "fid", "sFID": "sfid", "Precision": "precision", "Recall": "reca
          "Inception Score": "inception_score"}  # fmt: skip
 
 
-class AdmError(Exception):
+class AdmError(OSError):
     """Upstream's evaluator or its environment failed; the message says what to do."""
 
 

@@ -41,18 +41,13 @@ URL = (
 
 @dataclass(frozen=True)
 class Features:
-    """A feature net, held to the contract.
+    """A feature net, held to the contract."""
 
-    name    to show for it
-    key     changes when its outputs may
-    notes   what a reader of its numbers should know
-    """
-
-    name: str
-    key: str
+    name: str  # to show for it
+    key: str  # changes when its outputs may
     net: Callable[[Tensor], Any]
     device: str = "cpu"
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # what a reader of its numbers should know
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 
 from ogdm_core.files import sha256, whole
 from ogdm_core.trainer.images import UNREADABLE, Folder, Images, load, read_npz
+from run.draw import shape_of
 
 KINDS = (
     "an .npz (arr_0: uint8 images [N, H, W, C]; or mu and sigma), a folder of images, digits or "
@@ -81,6 +83,13 @@ def open_source(path: str | Path) -> Source:
     if "arr_0" not in names and saved is None:
         raise ValueError(f"{path} holds {', '.join(sorted(names)) or 'nothing'}; expected {KINDS}")
     return Source(path, read_npz(path) if "arr_0" in names else None, saved)
+
+
+def planned(model: Path, count: int) -> Source:
+    """What `count` samples of a model in diffusers' format will be, before they are drawn."""
+    file = model / "unet" / "config.json"
+    shape = (count, *shape_of(json.loads(file.read_text()), file))
+    return Source(model, Images(np.broadcast_to(np.uint8(0), shape)))
 
 
 def _statistics(archive: np.lib.npyio.NpzFile) -> Statistics:

@@ -41,8 +41,6 @@ def check(reference: Source, samples: Source, args: argparse.Namespace) -> None:
                 f"{NEIGHBOURS} neighbours of each image, so give {NEIGHBOURS + 1} at least, and "
                 "50,000 for numbers beside published ones"
             )
-    if (args.device or "").startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(f"--device {args.device}: no CUDA here; use --device cpu")
     try:
         torch.empty(0, device=args.device)
     except (RuntimeError, AssertionError) as error:
@@ -51,10 +49,7 @@ def check(reference: Source, samples: Source, args: argparse.Namespace) -> None:
 
 
 def evaluate(reference: Source, samples: Source, args: argparse.Namespace) -> dict[str, Any]:
-    """The numbers; None is what the inputs do not allow, and `notes` says why.
-
-    args   the command line's flags
-    """
+    """The numbers; None is what the inputs do not allow, and `notes` says why."""
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     cache = None if args.no_cache else args.cache
     given = {name: s for name, s in (("reference", reference), ("samples", samples)) if s.count}

@@ -22,18 +22,13 @@ LEFT_OUT = 10_000  # training images, at most, that are compared with the others
 
 @dataclass(frozen=True)
 class Memorisation:
-    """Distances to the nearest training image: of samples, and of real images not trained on.
-
-    closer      share of samples nearer to a training image than the nearest 1 % of real ones
-    copies      number of samples at distance 0
-    p_nearer    chance that a sample is nearer than a real image (a half: no difference)
-    """
+    """Distances to the nearest training image: of samples, and of real images not trained on."""
 
     samples: Tensor
     real: Tensor
-    closer: float
-    copies: int
-    p_nearer: float
+    closer: float  # share of samples nearer to a training image than the nearest 1 % of real ones
+    copies: int  # number of samples at distance 0
+    p_nearer: float  # chance that a sample is nearer than a real image (a half: no difference)
 
     @property
     def words(self) -> list[str]:

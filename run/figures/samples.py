@@ -1,13 +1,4 @@
-"""Where pictures get their samples: a method is a name and a function from noise to images.
-
-    draw(noise [N, C, H, W], nfe, sampler) -> uint8 images [N, C, H, W]
-
-A folder in diffusers' format is sampled here. Other backbones are sampled with their own commands
-from the same seeds, one file (or folder of images) per sampler and NFE; the path then names them
-with the fields {sampler} and {nfe}:
-
-    Baseline=samples/base-{sampler}-{nfe}.npz
-"""
+"""Where pictures get their samples: a method is a name and a function from noise to images."""
 
 from __future__ import annotations
 
@@ -22,16 +13,17 @@ import torch
 from torch import Tensor
 
 from ogdm_core.trainer.images import Images, load, to_uint8
+from run.draw import Model
 from run.evaluate.features import load_features
 
 
 @dataclass(frozen=True)
 class Method:
-    """A trained model to draw from; `shape` is (C, H, W) where the noise's shape matters."""
+    """A trained model: draw(noise [N, C, H, W], nfe, sampler) gives uint8 images [N, C, H, W]."""
 
     name: str
     draw: Callable[[Tensor, int, str], Tensor]
-    shape: tuple[int, int, int] | None = None
+    shape: tuple[int, int, int] | None = None  # (C, H, W), where the noise's shape matters
 
 
 def load_images(source: str, count: int | None = None) -> Tensor:
@@ -43,44 +35,28 @@ def load_images(source: str, count: int | None = None) -> Tensor:
 
 
 def load_method(argument: str, device: str = "cpu") -> Method:
-    """NAME=PATH, PATH being a diffusers folder or a pattern with {sampler} and {nfe}."""
+    """NAME=PATH: a diffusers folder, or files whose i-th images come from the same noise."""
     name, _, path = argument.partition("=")
     if not (name and path):
         raise ValueError(f"--method {argument!r}: give NAME=PATH, such as OGDM=out/ogdm")
     fields = {field for _, field, _, _ in string.Formatter().parse(path) if field is not None}
-    if fields == {"sampler", "nfe"}:
-        return _files(name, path)
-    if fields:
+    if not fields:
+        model = Model(path, device)
+        return Method(name, lambda noise, nfe, s: to_uint8(model.draw(noise, s, nfe)), model.shape)
+    if fields != {"sampler", "nfe"}:
         raise ValueError(
             f"--method {argument}: a pattern has the fields {{sampler}} and {{nfe}}, this one has "
             + ", ".join(f"{{{field}}}" for field in sorted(fields))
         )
-    return _diffusers(name, path, device)
-
-
-def _diffusers(name: str, path: str, device: str) -> Method:
-    """A `save_pretrained` folder with unet/ (a UNet2DModel) and scheduler/."""
-    from run.draw import Model
-
-    model = Model(path, device)
-
-    def sample(noise: Tensor, nfe: int, sampler: str) -> Tensor:
-        return to_uint8(model.draw(noise, sampler, nfe))
-
-    return Method(name, sample, model.shape)
-
-
-def _files(name: str, pattern: str) -> Method:
-    """Samples made elsewhere. The i-th image of every file must come from the same noise."""
 
     def read(noise: Tensor, nfe: int, sampler: str) -> Tensor:
-        path = pattern.format(sampler=sampler, nfe=nfe)
-        if not Path(path).exists():
+        file = path.format(sampler=sampler, nfe=nfe)
+        if not Path(file).exists():
             raise FileNotFoundError(
-                f"{path} is missing: {name}'s samples by {sampler} with {nfe} evaluations. Make it "
+                f"{file} is missing: {name}'s samples by {sampler} with {nfe} evaluations. Make it "
                 "with the backbone's own sampling command, from the same seeds as the others."
             )
-        return load_images(path, len(noise))
+        return load_images(file, len(noise))
 
     return Method(name, read)
 

@@ -109,8 +109,7 @@ def write_csv(path: Path, rows: Sequence[dict]) -> Path:
 
 
 def save(fig: Figure, path: str | Path, command: str, small_print: bool = True) -> Path:
-    """Writes a PNG that carries the command that made it: as metadata, and in small print, cut
-    where there is no room.
+    """Writes a PNG with the command that made it, as metadata and, cut to the room, in small print.
 
     Nothing in the file depends on the time or the machine, so the same command gives the same file.
     """

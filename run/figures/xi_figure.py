@@ -25,18 +25,17 @@ def xi_rows(mu: float, vs: Sequence[float], betas: Array) -> list[dict]:
     An error is the change at half the step: the sum's error falls by orders of magnitude with it.
     """
     rows = []
-    for v in vs:
-        for beta in betas:
-            problem = Problem(mu, v, float(beta))
-            points = np.array([problem.xi, 0.0, 1.0])
-            at = problem.distance(points)
-            rows.append({
-                "mu": mu, "v": v, "beta": round(float(beta), 12), "xi": problem.xi,
-                "interior": int(0 < problem.xi < 1), "l2_squared_at_xi": at[0],
-                "l2_squared_gaussian": at[1], "l2_squared_prior": at[2],
-                "error_l2_squared": float(np.abs(at - problem.refined.distance(points)).max()),
-                "error_xi": abs(problem.xi - problem.refined.xi),
-            })  # fmt: skip
+    for v, beta in product(vs, map(float, betas)):
+        problem = Problem(mu, v, beta)
+        points = np.array([problem.xi, 0.0, 1.0])
+        at = problem.distance(points)
+        rows.append({
+            "mu": mu, "v": v, "beta": round(beta, 12), "xi": problem.xi,
+            "interior": int(0 < problem.xi < 1), "l2_squared_at_xi": at[0],
+            "l2_squared_gaussian": at[1], "l2_squared_prior": at[2],
+            "error_l2_squared": float(np.abs(at - problem.refined.distance(points)).max()),
+            "error_xi": abs(problem.xi - problem.refined.xi),
+        })  # fmt: skip
     return rows
 
 

@@ -107,9 +107,15 @@ def train(args: argparse.Namespace) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Runs one command; returns the exit code."""
     args = parse(argv)
-    from .compare import compare, sample
+    from run.draw import draw_images
 
-    {"train": train, "sample": sample, "compare": compare}[args.command](args)
+    from .compare import compare
+
+    if args.command == "sample":
+        draw_images(args.model, args.output, args.count, args.sampler, args.nfe, args.seed,
+                    args.discretisation, args.guide, args.guide_weight)  # fmt: skip
+    else:
+        {"train": train, "compare": compare}[args.command](args)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Guidance on diffusers models: guided samples, and the comparison on a quickstart's fine-tunes."""
+"""Guidance measured on a quickstart's fine-tunes: run/guidance.sh compare."""
 
 from __future__ import annotations
 
@@ -22,16 +22,6 @@ from run.evaluate.classifier import load_classifier
 from run.guidance.train import load_samples, train_guide
 from run.provenance import commit
 
-KEY = ("run", "sampler", "nfe", "weight")
-
-
-def sample(args: argparse.Namespace) -> None:
-    """`run/guidance.sh sample`."""
-    draw_images(
-        args.model, args.output, args.count, args.sampler, args.nfe, args.seed,
-        args.discretisation, args.guide, args.guide_weight,
-    )  # fmt: skip
-
 
 def make_guide(run: Path, images: Images, args: argparse.Namespace) -> Guide:
     """The guide of one model: read if it is there, else trained on samples that are drawn here."""
@@ -41,7 +31,7 @@ def make_guide(run: Path, images: Images, args: argparse.Namespace) -> Guide:
             draw_images(str(run), samples, args.count, "heun", 35, args.seed, args.discretisation)
         guide, loss = train_guide(
             images, load_samples(str(samples), images.channels), steps=args.steps, seed=args.seed,
-            say=lambda line: print(f"{run.name}: {line}", flush=True),
+            name=f"{run.name}: step",
         )  # fmt: skip
         save_guide(path, guide, held_out_loss=f"{loss:.4f}", commit=commit())
     return load_guide(path)
@@ -49,9 +39,12 @@ def make_guide(run: Path, images: Images, args: argparse.Namespace) -> Guide:
 
 def fine_tunes(quickstart: Path, data: str) -> tuple[dict[Path, tuple[str, int]], Path]:
     """{folder: (method, seed)} of a quickstart's fine-tunes on `data`, and its classifier."""
-    folder = quickstart / "runs"
-    names = {p: re.fullmatch(r"(\w+)-seed(\d+).*", p.name) for p in sorted(folder.glob("*-seed*"))}
-    runs = {p: (m[1], int(m[2])) for p, m in names.items() if m and _trained_on(p) == data}
+    folder, runs = quickstart / "runs", {}
+    for run in sorted(folder.glob("*-seed*")):
+        name, file = re.fullmatch(r"(\w+)-seed(\d+).*", run.name), run / "training.json"
+        finished = name and file.is_file() and (run / "unet").is_dir()
+        if finished and json.loads(file.read_text())["settings"]["data"] == data:
+            runs[run] = (name[1], int(name[2]))
     found = sorted(quickstart.glob(f"classifier-{data}-*.pt"))
     if not runs or not found:
         raise FileNotFoundError(
@@ -67,14 +60,6 @@ def fine_tunes(quickstart: Path, data: str) -> tuple[dict[Path, tuple[str, int]]
     return runs, found[-1]
 
 
-def _trained_on(run: Path) -> str | None:
-    """The data of a finished training; None where there is none."""
-    file = run / "training.json"
-    if not file.is_file() or not (run / "unet").is_dir():
-        return None
-    return json.loads(file.read_text())["settings"]["data"]
-
-
 def compare(args: argparse.Namespace) -> None:
     """Measures every fine-tune below `args.quickstart`/runs without a guide and with each weight.
 
@@ -85,17 +70,24 @@ def compare(args: argparse.Namespace) -> None:
     images = load("digits")
     classifier, _ = load_classifier(features, images)
     real = classifier.features(images.all())
-    shape = (args.samples, images.channels, images.size, images.size)
-    noise = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn((args.samples, *images.shape), generator=generator)
     result = {
         "samples": args.samples, "discretisation": args.discretisation, "commit": commit(),
         "guide": {"samples": args.count, "steps": args.steps, "seed": args.seed}, "rows": [],
     }  # fmt: skip
     path = args.output / "results.json"
     if path.exists():
-        result["rows"] = _rows_of(path, result)
+        earlier = json.loads(path.read_text())
+        for name in ("samples", "discretisation", "guide"):
+            if earlier[name] != result[name]:
+                raise ValueError(
+                    f"{path} was made with {name} = {earlier[name]}, this run has {result[name]}; "
+                    "give another --output"
+                )
+        result["rows"] = earlier["rows"]
     rows = result["rows"]
-    have = [tuple(row[name] for name in KEY) for row in rows]
+    have = [(row["run"], row["sampler"], row["nfe"], row["weight"]) for row in rows]
     for run, (method, seed) in runs.items():
         guide = make_guide(run, images, args)
         model = Model(str(run), "cpu")
@@ -114,18 +106,6 @@ def compare(args: argparse.Namespace) -> None:
             print(f"{run.name}, {sampler} {nfe}, w = {weight:g}: FID {fid:.3f}, "
                   f"recall {recall:.3f}", flush=True)  # fmt: skip
     print(table(rows))
-
-
-def _rows_of(path: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """The rows of an earlier run with the same settings."""
-    earlier = json.loads(path.read_text())
-    for name in ("samples", "discretisation", "guide"):
-        if earlier[name] != settings[name]:
-            raise ValueError(
-                f"{path} was made with {name} = {earlier[name]}, this run has {settings[name]}; "
-                "give another --output"
-            )
-    return earlier["rows"]
 
 
 def table(rows: list[dict[str, Any]]) -> str:

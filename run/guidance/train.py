@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import copy
 import math
-import time
-from collections.abc import Callable
+import sys
 
 import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits as cross_entropy
 
 from ogdm_core.guidance import Guide
+from ogdm_core.progress import Progress
 from ogdm_core.random import generator_of
 from ogdm_core.trainer.images import Images, batch_index, load
 
@@ -29,20 +29,10 @@ def load_samples(name: str, channels: int, size: int | None = None) -> Images:
 
 
 def train_guide(
-    real: Images,
-    fake: Images,
-    *,
-    steps: int = 2000,
-    batch: int = 128,
-    lr: float = 1e-3,
-    kind: str = "light",
-    width: float = 1.0,
-    labels: int = 0,
-    flip: bool = False,
-    seed: int = 0,
-    device: torch.device | str = "cpu",
-    say: Callable[[str], None] = print,
-) -> tuple[Guide, float]:
+    real: Images, fake: Images, *, steps: int = 2000, batch: int = 128, lr: float = 1e-3,
+    kind: str = "light", width: float = 1.0, labels: int = 0, flip: bool = False, seed: int = 0,
+    device: str = "cpu", name: str = "step",
+) -> tuple[Guide, float]:  # fmt: skip
     """The guide with the least cross-entropy on held-out images, and that cross-entropy.
 
     Every step takes `batch` images of each kind, at noise levels that are uniform in Karras time.
@@ -88,7 +78,8 @@ def train_guide(
         repeated = [index.repeat(math.ceil(2000 / len(index)))[:2000] for index in held]
         return float(loss(repeated, generator))
 
-    best, least, start, every = guide.state_dict(), math.inf, time.monotonic(), -(-steps // CHECKS)
+    best, least, every = guide.state_dict(), math.inf, -(-steps // CHECKS)
+    progress = Progress(name, steps, file=sys.stdout)
     for step in range(1, steps + 1):
         index = [order[batch_index(len(order), batch, step, seed)] for order in train]
         value = loss(index, generator_of(seed, step))
@@ -101,8 +92,7 @@ def train_guide(
             now = held_out()
             if now < least:
                 best, least = copy.deepcopy(guide.state_dict()), now
-            left = (time.monotonic() - start) / step * (steps - step)
-            say(f"step {step}/{steps}  loss {value.item():.3f}  held out {now:.4f}  "
-                f"best {least:.4f}  {left:.0f} s left")  # fmt: skip
+            note = f"loss {value.item():.3f}  held out {now:.4f}  best {least:.4f}"
+            progress.update(step, note, show=True)
     guide.load_state_dict(best)
     return guide.eval().requires_grad_(False), least

@@ -13,9 +13,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from matplotlib.ticker import LogLocator
+from rich.console import Console
+from rich.table import Table
 
 from ogdm_core.files import write_json, write_text
 from ogdm_core.flags import Parser, errors_in_one_line
+from ogdm_core.trainer.images import load
+from run.figures import style
 
 FILES = ("results.json", "fid_vs_nfe.png", "samples.png", "trajectory.png", "report.html")
 NAMES = {"control": "control", "ogdm": "OGDM"}
@@ -46,10 +51,8 @@ def cells(results: dict[str, Any]) -> list[dict[str, Any]]:
 
 def lines(results: dict[str, Any]) -> list[list[str]]:
     """The table's lines, one text per column of COLUMNS."""
-    from run.figures.style import sampler_name
-
     return [
-        [sampler_name(c["sampler"]), c["times"], str(c["nfe"]), f"{c['control_fid']:.2f}",
+        [style.sampler_name(c["sampler"]), c["times"], str(c["nfe"]), f"{c['control_fid']:.2f}",
          f"{c['ogdm_fid']:.2f}", f"{c['change']:+.0f} %", f"{c['control_recall']:.3f}",
          f"{c['ogdm_recall']:.3f}"]
         for c in cells(results)
@@ -77,9 +80,6 @@ def headline(results: dict[str, Any]) -> str:
 
 def print_table(results: dict[str, Any]) -> None:
     """Prints FID and recall by sampler and NFE, control against OGDM."""
-    from rich.console import Console
-    from rich.table import Table
-
     seeds = results["config"]["seeds"]
     mean = f", mean of {len(seeds)} seeds" if len(seeds) > 1 else ""
     title = f"FID and recall on {results['data']}{mean} (classifier features, not Inception)"
@@ -102,10 +102,6 @@ def print_table(results: dict[str, Any]) -> None:
 
 def plot_fid(results: dict[str, Any], path: Path) -> None:
     """FID over NFE, a panel per sampler, three in a line."""
-    from matplotlib.ticker import LogLocator
-
-    from run.figures import style
-
     samplers = list(dict.fromkeys(c["sampler"] for c in cells(results)))
     shape = (-(-len(samplers) // 3), 3)
     fig, axes = style.figure(*shape, size=(8, 2.6 * shape[0]), sharey=True, squeeze=False)
@@ -132,9 +128,6 @@ def plot_fid(results: dict[str, Any], path: Path) -> None:
 
 def plot_samples(results: dict[str, Any], folders: dict[str, Path], path: Path) -> None:
     """Euler's samples, control above OGDM, from the same noise; real images on the right."""
-    from ogdm_core.trainer.images import load
-    from run.figures import style
-
     images, columns, shown, nfes = load(results["data"]), 6, 12, (3, 5, 10)
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
     fig, axes = style.figure(2, len(nfes) + 1, size=(12, 2.6))
@@ -153,8 +146,6 @@ def plot_samples(results: dict[str, Any], folders: dict[str, Path], path: Path) 
 
 def plot_trajectory(results: dict[str, Any], folders: dict[str, Path], path: Path) -> None:
     """The estimate of x_0 after each Euler step, from the same noise, control above OGDM."""
-    from run.figures import style
-
     fig, axes = style.figure(2, 1, size=(8, 2.1))
     for method, ax in zip(NAMES, axes, strict=True):
         with np.load(folders[method] / "evaluation.npz") as kept:

@@ -116,8 +116,7 @@ def main(argv: list[str] | None = None) -> int:
     half = real[torch.randperm(len(real), generator=torch.Generator().manual_seed(0))]
     half_fid = metrics.fid(*half.tensor_split(2))
     generator = torch.Generator().manual_seed(args.noise_seed)
-    shape = (args.samples, images.channels, images.size, images.size)
-    noise = torch.randn(shape, generator=generator)
+    noise = torch.randn((args.samples, *images.shape), generator=generator)
     everywhere = args.discretisation.get("", model.schedule.spacing)
 
     def times(sampler: str, nfe: int) -> str:

@@ -25,6 +25,7 @@ from ogdm_core.observer import Observer
 from ogdm_core.progress import Progress
 from ogdm_core.samplers import sample
 from ogdm_core.schedule import DiscreteVP
+from run.figures import style
 
 NFES = (5, 10, 20, 50)
 
@@ -104,8 +105,6 @@ def train(
 def plot(samples: dict[str, dict[int, Tensor]], off: dict[str, dict[int, float]], path: Path,
          command: str) -> None:  # fmt: skip
     """Methods down, NFE across; the data in grey."""
-    from run.figures import style
-
     curve = spiral(torch.linspace(0.25, 1.75, 500)).flatten(1)
     fig, axes = style.figure(len(samples), len(NFES), size=(10, 5.2), sharex=True, sharey=True)
     for line, (method, by_nfe) in zip(axes, samples.items(), strict=True):
@@ -132,8 +131,6 @@ def main(argv: list[str] | None = None) -> int:
     p.set_defaults(ogdm_k=0.5, ogdm_gamma=0.1)
     args = p.parse_args(argv)
     with flags.errors_in_one_line():
-        from run.figures import style  # noqa: F401  # matplotlib is needed at the end
-
         config = flags.from_args(vars(args) | {"ogdm": True})
         check_writable(args.out / "toy.json")
     print("three trainings of an MLP: the baseline, the control, OGDM", flush=True)

@@ -17,10 +17,12 @@ import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ogdm_core import flags
 from ogdm_core.config import OGDMConfig
+from run.quickstart.settings import EXPERIMENTS, FINETUNE, fill_in
+from run.tables.jobs import Job, chain, module
+from run.tables.workflow import workflow
 
 GRID = {"k": "0.05,0.1,0.2,0.35", "gamma": "0.005,0.01,0.025,0.06"}
 CELLS = "euler-5,euler-10,s-pndm-10"
@@ -42,8 +44,6 @@ class Arm:
 
 def parse(argv: list[str]) -> tuple[argparse.Namespace, list[Arm]]:
     """The flags, with Snakemake's as `native`, and the fine-tunes, controls first."""
-    from run.quickstart.settings import EXPERIMENTS, fill_in
-
     cut = argv.index("--") if "--" in argv else len(argv)
     p = flags.Parser(prog="run/sweep.sh", description=__doc__)
     add, count = p.add_argument, flags.number(int, 1)
@@ -92,11 +92,8 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[Arm]]:
     return args, arms
 
 
-def score_job(args: argparse.Namespace, arm: Arm, classifier: Path) -> Any:
+def score_job(args: argparse.Namespace, arm: Arm, classifier: Path) -> Job:
     """The job that leaves the FIDs of one fine-tune; it needs the job that trains."""
-    from run.quickstart.settings import EXPERIMENTS, FINETUNE
-    from run.tables.jobs import Job, module
-
     data, model = (
         str(Path(name).absolute()) if Path(name).exists() and name not in EXPERIMENTS else name
         for name in (args.data, args.model)
@@ -104,22 +101,21 @@ def score_job(args: argparse.Namespace, arm: Arm, classifier: Path) -> Any:
     ogdm = flags.to_words(arm.config) if arm.config else []
     train_words = ["--data", data, "--model", model, "--steps", args.steps, "--seed", arm.seed,
                    *FINETUNE.split(), *ogdm]  # fmt: skip
-    score_words = ["--data", data, "--samples", args.samples, "--cells", args.cells]
-
-    def train_in(folder: Path) -> Any:
-        return module("ogdm_core.trainer", *train_words, "--output", folder)
-
-    def score_in(folder: Path) -> Any:
-        return module("run.quickstart.score", train.folder, *score_words, "--classifier",
-                      classifier, "--output", folder / "scores.json")  # fmt: skip
-
-    made_of = {"steps": args.steps, "seed": arm.seed, "finetune": FINETUNE,
-               "ogdm": arm.config and arm.config.to_dict()}  # fmt: skip
-    weights = f"{model}/unet/diffusion_pytorch_model.safetensors"
-    train = Job(arm.name, "train", args.out, made_of, train_in, "unet", inputs=(weights, data))
-    settings = {"samples": args.samples, "cells": args.cells}
-    return Job(arm.name, "score", args.out, settings, score_in, "scores.json", needs=(train,),
-               inputs=(str(classifier),))  # fmt: skip
+    score_words = ["--data", data, "--samples", args.samples, "--cells", args.cells,
+                   "--classifier", classifier]  # fmt: skip
+    train = Job(
+        arm.name, "train", args.out,
+        {"steps": args.steps, "seed": arm.seed, "finetune": FINETUNE,
+         "ogdm": arm.config and arm.config.to_dict()},
+        lambda folder: module("ogdm_core.trainer", *train_words, "--output", folder),
+        "unet", inputs=(f"{model}/unet/diffusion_pytorch_model.safetensors", data),
+    )  # fmt: skip
+    return Job(
+        arm.name, "score", args.out, {"samples": args.samples, "cells": args.cells},
+        lambda folder: module("run.quickstart.score", train.folder, *score_words,
+                              "--output", folder / "scores.json"),
+        "scores.json", needs=(train,), inputs=(str(classifier),),
+    )  # fmt: skip
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -129,8 +125,6 @@ def main(argv: list[str] | None = None) -> int:
     with flags.errors_in_one_line():
         from ogdm_core.trainer.train import check_model
         from run.quickstart.score import classifier_path, ensure_classifier
-        from run.tables.jobs import chain
-        from run.tables.workflow import workflow
 
         from . import report
 

@@ -69,7 +69,7 @@ def test_a_fault_of_ours_keeps_its_traceback(tmp_path, monkeypatch):
         raise ValueError("ours")
 
     monkeypatch.setattr(toy, "train", fails)
-    monkeypatch.setattr("run.tables.workflow.workflow", fails)
+    monkeypatch.setattr(sweep, "workflow", fails)
     classifier = tmp_path / "classifier.pt"
     classifier.touch()
     for main, flags in ((toy.main, []), (sweep.main, ["--classifier", str(classifier)])):
