@@ -49,5 +49,5 @@ def project(
     if eps_fn is None:
         raise ValueError("Heun's projection needs eps_fn, the denoiser as a function of (x, t)")
     eps_u = eps_fn(x_u, schedule.noisy(u))
-    eps_u = torch.where(expand(schedule.at_data(u), x_t) > 0, eps_t, eps_u)
+    eps_u = torch.where(expand(u == 0, x_t) > 0, eps_t, eps_u)
     return step(schedule, x_t, (eps_t + eps_u) / 2, t, u)
