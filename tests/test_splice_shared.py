@@ -79,10 +79,9 @@ def test_a_recorder_keeps_the_pass_and_the_random_state_before_it():
     net = Recorder(lambda x, t, scale: torch.nn.functional.dropout(x) * scale + t)
     x = torch.ones(2, 8)
     output = net(x, 1, scale=3)
-    seen = net.last
-    assert seen.x is x and seen.args == (1,) and seen.kwargs == {"scale": 3}
-    assert seen.output is output
-    torch.set_rng_state(seen.rng[0])
+    assert net.x is x and net.args == (1,) and net.kwargs == {"scale": 3}
+    assert net.output is output
+    torch.set_rng_state(net.rng[0])
     assert torch.equal(net(x, 1, scale=3), output)
 
 

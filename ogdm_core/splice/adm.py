@@ -96,10 +96,9 @@ class ObservedDiffusion:
 
         The noise is drawn here, where upstream would draw it, because the observer needs it too.
         """
-        d, kwargs, recorder = self._diffusion, model_kwargs or {}, Recorder(model)
+        d, kwargs, seen = self._diffusion, model_kwargs or {}, Recorder(model)
         noise = torch.randn_like(x_start) if noise is None else noise
-        losses = d.training_losses(recorder, x_start, t, model_kwargs=model_kwargs, noise=noise)
-        seen = recorder.last
+        losses = d.training_losses(seen, x_start, t, model_kwargs=model_kwargs, noise=noise)
         emission = self._observer.observe(
             x_0=x_start, eps=noise, x_t=seen.x, t=t + 1,
             eps_t=to_eps(d, seen.output, seen.x, t), eps_fn=make_eps_fn(d, model, kwargs),

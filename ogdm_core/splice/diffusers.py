@@ -79,6 +79,6 @@ def training_loss(
         return transition, transition.detach()
     emission = observer.observe(
         x_0=x_0, eps=eps, x_t=x_t, t=t, eps_t=to_eps(prediction, x_t, t, schedule, kind),
-        eps_fn=make_eps_fn(unet, schedule, kind, label), label=label, rng=network.last.rng,
+        eps_fn=make_eps_fn(unet, schedule, kind, label), label=label, rng=network.rng,
     )  # fmt: skip
     return transition + emission.mean(), transition.detach()
