@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ogdm_core import DiscreteVP, Observer, OGDMConfig
-from ogdm_core.random import global_state
+from ogdm_core.random import global_state, set_global_state
 from ogdm_core.splice import diffusers, resume, resume_adm, sampling
 from ogdm_core.splice.recorder import Recorder, lr_scale
 
@@ -116,7 +116,7 @@ def test_state_files_keep_every_random_state(tmp_path):
     path = str(tmp_path / "state.pt")
     resume.save(path, {"random": global_state()})
     expected = draws()
-    resume.set_random(resume.load(path)["random"])
+    set_global_state(resume.load(path)["random"])
     assert draws() == expected
 
 
@@ -130,7 +130,7 @@ def test_adms_first_state_files_still_load():
         "python": random.getstate(),
     }
     expected = draws()
-    resume.set_random(old)
+    set_global_state(old)
     assert draws() == expected
 
 
