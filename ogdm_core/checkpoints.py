@@ -38,9 +38,6 @@ class RefusedError(pickle.UnpicklingError):
     """A file, or a config, that would run code of its own."""
 
 
-# ---- damaged files ------------------------------------------------------------------------------
-
-
 @contextlib.contextmanager
 def reading(path: str | os.PathLike, advice: str = "") -> Iterator[None]:
     """Turns the many errors of a file that is cut short into one that names it.
@@ -94,9 +91,6 @@ def read_safetensors(
             return {n: file.get_tensor(n) for n in file.keys()}, file.metadata() or {}  # noqa: SIM118
     except SafetensorError as error:
         raise DamagedError(f"{path} is not a safetensors file ({error})") from error
-
-
-# ---- files that are programs --------------------------------------------------------------------
 
 
 def trust() -> None:
@@ -182,9 +176,6 @@ def pickle_module(unpickler: type[pickle.Unpickler]) -> Any:
     )
 
 
-# ---- another run's checkpoint -------------------------------------------------------------------
-
-
 def compare(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, str]:
     """The values that both have and that differ, as in {"k": "0.1 there, 0.2 here"}.
 
@@ -207,9 +198,6 @@ def listed(differences: Mapping[str, str], only: Collection[str] | None = None) 
     """The differences in words, those among `only` where it is given; "" for none."""
     names = [name for name in differences if only is None or name in only]
     return "; ".join(f"{name}: {differences[name]}" for name in names)
-
-
-# ---- a run that diverged ------------------------------------------------------------------------
 
 
 def stop_if_not_finite(

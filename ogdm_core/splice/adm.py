@@ -1,8 +1,5 @@
 """OGDM in the trainer of openai/guided-diffusion: what the patched image_train.py calls.
 
-    add_train_arguments   the flags that it has more than upstream's
-    ObservedLoop          mixed into upstream's TrainLoop: the four touches of the method
-
 Upstream counts a network's time from 0, the paper from 1: t = index + 1.
 """
 
