@@ -6,8 +6,6 @@ compare              what differs between a saved run and this one
 stop_if_not_finite   ends a run that diverged before it replaces a good checkpoint
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import importlib

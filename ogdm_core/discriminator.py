@@ -6,8 +6,6 @@ Discriminator        the paper's: residual blocks with equalised learning rates 
 LightDiscriminator   plain strided convolutions, for small images and small budgets
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

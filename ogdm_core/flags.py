@@ -8,8 +8,6 @@ launchers        to_words                    ["--ogdm", "True", "--ogdm-k", "0.2
 What follows from `Parser` to `errors_in_one_line` is for the command lines of our own.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import math

@@ -11,8 +11,6 @@ The trainer's own forward pass is handed over, not repeated: Euler's projection 
 of the denoiser, Heun's one, D's step none. The observer never touches the global random state.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

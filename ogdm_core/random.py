@@ -1,7 +1,5 @@
 """Random numbers that can be repeated: seeds made from a key, and the state of every generator."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import random

@@ -5,8 +5,6 @@ step; all take the step of `solvers.step` and differ in the eps that they feed i
 in network evaluations (NFE): Heun 2N - 1, S-PNDM N + 1, F-PNDM N + 9, all others N.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, overload

@@ -8,8 +8,6 @@ and differs only in the eps that it feeds: Euler (= DDIM) the network's at t, He
 network's at t and at the Euler step's end u.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -3,8 +3,6 @@
 Nothing here knows of the method. Each piece stands alone and names the failure that it prevents.
 """
 
-from __future__ import annotations
-
 import atexit
 import io
 import os

@@ -7,8 +7,6 @@ works. As a program, this module runs an *untouched* script of a clone of NVlabs
     python -m ogdm_core.compat.edm path/to/edm/generate.py --network=... --outdir=...
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import os

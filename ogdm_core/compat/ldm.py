@@ -4,8 +4,6 @@ The patches call `install()` before upstream's own imports. One reason per shim,
 shim; what concerns Lightning is in `compat.lightning`.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import os

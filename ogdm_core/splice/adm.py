@@ -3,8 +3,6 @@
 Upstream counts a network's time from 0, the paper from 1: t = index + 1.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 from typing import Any

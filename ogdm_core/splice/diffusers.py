@@ -3,8 +3,6 @@
 The scheduler's config says what the network predicts; everything here turns that into eps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from torch import Tensor

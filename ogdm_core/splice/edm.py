@@ -7,8 +7,6 @@ EDM in the paper's terms: x_t = y + n with y the (augmented) image and n = sigma
 t *is* sigma; the network returns the denoised image D, and eps_t = (x_t - D) / sigma.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable

@@ -12,8 +12,6 @@ upstream's, key by key, and D is saved under the checkpoint's key "ogdm".
 Upstream counts a network's time from 0, the paper from 1: t = index + 1.
 """
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What a splice reads off its trainer: the forward pass, and where its learning rate stands."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

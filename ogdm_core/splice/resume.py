@@ -5,8 +5,6 @@ keeps their sizes: it seals the checkpoint. What it holds, and where the data st
 `resume_adm`, `resume_edm` and `resume_ldm`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

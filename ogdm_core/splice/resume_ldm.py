@@ -11,8 +11,6 @@
 Gradients of an unfinished accumulation are not kept: resume is exact from optimiser steps.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytorch_lightning as pl

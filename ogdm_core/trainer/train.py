@@ -3,8 +3,6 @@
 diffusers and accelerate take seconds to import, so functions import them, after checking the flags.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json
