@@ -11,8 +11,6 @@ observer       Observer: owns D, adds the emission term, updates D
 checkpoints    files that are damaged, foreign or programs; a run that diverged
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 

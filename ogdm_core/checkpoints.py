@@ -6,8 +6,6 @@ compare              what differs between a saved run and this one
 stop_if_not_finite   ends a run that diverged before it replaces a good checkpoint
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import importlib
@@ -36,9 +34,6 @@ class DamagedError(ValueError):
 
 class RefusedError(pickle.UnpicklingError):
     """A file, or a config, that would run code of its own."""
-
-
-# ---- damaged files ------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -94,9 +89,6 @@ def read_safetensors(
             return {n: file.get_tensor(n) for n in file.keys()}, file.metadata() or {}  # noqa: SIM118
     except SafetensorError as error:
         raise DamagedError(f"{path} is not a safetensors file ({error})") from error
-
-
-# ---- files that are programs --------------------------------------------------------------------
 
 
 def trust() -> None:
@@ -182,9 +174,6 @@ def pickle_module(unpickler: type[pickle.Unpickler]) -> Any:
     )
 
 
-# ---- another run's checkpoint -------------------------------------------------------------------
-
-
 def compare(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, str]:
     """The values that both have and that differ, as in {"k": "0.1 there, 0.2 here"}.
 
@@ -207,9 +196,6 @@ def listed(differences: Mapping[str, str], only: Collection[str] | None = None) 
     """The differences in words, those among `only` where it is given; "" for none."""
     names = [name for name in differences if only is None or name in only]
     return "; ".join(f"{name}: {differences[name]}" for name in names)
-
-
-# ---- a run that diverged ------------------------------------------------------------------------
 
 
 def stop_if_not_finite(

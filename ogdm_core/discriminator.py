@@ -6,8 +6,6 @@ Discriminator        the paper's: residual blocks with equalised learning rates 
 LightDiscriminator   plain strided convolutions, for small images and small budgets
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 
@@ -136,14 +134,10 @@ class ImageDiscriminator(nn.Module):
             )
         self.channels, self.size, self.labels = channels, size, labels
 
-    def mapping_parameters(self) -> list[nn.Parameter]:
-        """The parameters of the mapping of (t, s[, label])."""
-        return []
-
     def check(self, x: Tensor) -> None:
         """Refuses images of another shape."""
-        if x.shape[1:] != (self.channels, self.size, self.size):
-            expected = (self.channels, self.size, self.size)
+        expected = (self.channels, self.size, self.size)
+        if x.shape[1:] != expected:
             raise ValueError(f"D expects images of shape {expected}, got {tuple(x.shape[1:])}")
 
     def one_hot(self, label: Tensor | None) -> Tensor:
@@ -177,6 +171,7 @@ class Discriminator(ImageDiscriminator):
         self.mapping = nn.ModuleList(Linear(inputs if i == 0 else top, top) for i in range(8))
 
     def mapping_parameters(self) -> list[nn.Parameter]:
+        """The parameters of the mapping of (t, s[, label])."""
         embedding = [] if self.embed_label is None else self.embed_label.parameters()
         return [*embedding, *self.mapping.parameters()]
 

@@ -1,7 +1,5 @@
 """The ranks of a torch process group; without one, there is a single rank 0."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -8,8 +8,6 @@ launchers        to_words                    ["--ogdm", "True", "--ogdm-k", "0.2
 What follows from `Parser` to `errors_in_one_line` is for the command lines of our own.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import math
@@ -57,46 +55,32 @@ def to_words(config: OGDMConfig) -> list[str]:
 
 def add_arguments(parser: argparse.ArgumentParser, backbone: str = "") -> None:
     """Adds `--ogdm` and one flag per setting; dashes and underscores both work."""
-    plain = OGDMConfig.from_mapping({}, backbone)
+    plain, refused = OGDMConfig.from_mapping({}, backbone), argparse.ArgumentTypeError
     group = parser.add_argument_group("observation guidance (OGDM)")
     group.add_argument(
-        f"--{PREFIX}", nargs="?", const=True, default=False, type=_argparse(truth),
+        f"--{PREFIX}", nargs="?", const=True, default=False, type=_typed(truth, refused),
         metavar="BOOL", help=SWITCH_HELP,
     )  # fmt: skip
     group.add_argument(
         f"--{PREFIX}-recipe", f"--{PREFIX}_recipe", choices=tuple(RECIPES), help=RECIPE_HELP
     )
     for f in fields(OGDMConfig):
-        optional: dict[str, Any] = {"nargs": "?", "const": True} if _is_switch(f) else {}
-        group.add_argument(
-            *_names(f), dest=_dest(f), type=_argparse(_parser(f)),
-            metavar=_metavar(f), help=_help(f, plain), **optional,
-        )  # fmt: skip
+        switch = isinstance(f.default, bool)
+        optional: dict[str, Any] = {"nargs": "?", "const": True} if switch else {}
+        typed = _typed(_parser(f), refused)
+        group.add_argument(*_names(f), type=typed, **_words(f, plain), **optional)
 
 
 def click_options(command: Callable) -> Callable:
     """The same flags as a click decorator: `--ogdm`, `--ogdm-k`, ..."""
     import click
 
-    class Setting(click.ParamType):
-        """A click type that refuses what `OGDMConfig` refuses."""
-
-        def __init__(self, f: Field):
-            self.name, self.parse = type(f.default).__name__, _parser(f)
-
-        def convert(self, value, param, ctx):
-            try:
-                return self.parse(value)
-            except ValueError as error:
-                self.fail(str(error), param, ctx)
-
     switch: dict[str, Any] = {"is_flag": False, "flag_value": True}  # the value may be left out
     for f in reversed(fields(OGDMConfig)):
-        command = click.option(
-            *_names(f), _dest(f), type=Setting(f),
-            metavar=_metavar(f), help=_help(f, OGDMConfig()), **(switch if _is_switch(f) else {}),
-        )(command)  # fmt: skip
-    recipe = [f"--{PREFIX}-recipe", f"--{PREFIX}_recipe", f"{PREFIX}_recipe"]
+        optional = switch if isinstance(f.default, bool) else {}
+        words, typed = _words(f, OGDMConfig()), _typed(_parser(f), click.BadParameter)
+        command = click.option(*_names(f), type=typed, **words, **optional)(command)
+    recipe = [f"--{PREFIX}-recipe", f"--{PREFIX}_recipe"]
     command = click.option(*recipe, type=click.Choice(tuple(RECIPES)), help=RECIPE_HELP)(command)
     return click.option(
         f"--{PREFIX}", default=False, type=click.BOOL, metavar="BOOL", help=SWITCH_HELP, **switch
@@ -171,47 +155,36 @@ def errors_in_one_line() -> Iterator[None]:
         raise SystemExit(2) from error
 
 
-def _dest(f: Field) -> str:
-    return f"{PREFIX}_{f.name}"
-
-
 def _names(f: Field) -> list[str]:
-    """The flag with dashes and with underscores, once where they are the same."""
-    dashes = "--" + _dest(f).replace("_", "-")
-    return list(dict.fromkeys((dashes, f"--{_dest(f)}")))
-
-
-def _is_switch(f: Field) -> bool:
-    return isinstance(f.default, bool)
+    """The flag with dashes, which gives the destination, and with underscores."""
+    return [f"--{PREFIX}-{f.name.replace('_', '-')}", f"--{PREFIX}_{f.name}"]
 
 
 def _plain(value: Any) -> Any:
     return ",".join(map(str, value)) if isinstance(value, tuple) else value
 
 
-def _help(f: Field, plain: OGDMConfig) -> str:
-    return f"{f.metadata['help']} (default: {_plain(getattr(plain, f.name))})"
-
-
-def _metavar(f: Field) -> str:
-    if _is_switch(f):
-        return "BOOL"
-    if f.metadata["choices"]:
-        return "|".join(f.metadata["choices"])
-    return "B1,B2" if isinstance(f.default, tuple) else type(f.default).__name__.upper()
+def _words(f: Field, plain: OGDMConfig) -> dict[str, Any]:
+    """A flag's metavar and help text, for argparse and click alike."""
+    kind = "B1,B2" if isinstance(f.default, tuple) else type(f.default).__name__.upper()
+    default = _plain(getattr(plain, f.name))
+    return {
+        "metavar": "|".join(f.metadata["choices"]) or kind,
+        "help": f"{f.metadata['help']} (default: {default})",
+    }
 
 
 def _parser(f: Field) -> Callable[[Any], Any]:
     return lambda text: _plain(check(f, text))
 
 
-def _argparse(parse: Callable[[Any], Any]) -> Callable[[str], Any]:
-    """`parse`, with its ValueError's text in argparse's message."""
+def _typed(parse: Callable[[Any], Any], refused: type[Exception]) -> Callable[[Any], Any]:
+    """`parse`, whose ValueError becomes the exception that argparse or click prints the text of."""
 
-    def typed(text: str) -> Any:
+    def typed(text: Any) -> Any:
         try:
             return parse(text)
         except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from error
+            raise refused(str(error)) from error
 
     return typed

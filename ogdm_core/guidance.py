@@ -9,8 +9,6 @@ and with w = 1 eps' is the data's own. With y = x_t / a_t, the last term is w si
 y and sigma say all, so a guide knows no schedule, and the same file serves a VP and a VE model.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 from itertools import repeat

@@ -8,8 +8,6 @@ With D = sigmoid(logit), the paper's (non-saturating) form is
 and the hinge form replaces them by -logit and relu(1 - real) + relu(1 + fake).
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn.functional import relu, softplus

@@ -3,8 +3,6 @@
 Needs no torch, so that a command can refuse a wrong name or NFE before it is imported.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 DISCRETISATIONS = ("linear", "quadratic", "trailing", "karras")

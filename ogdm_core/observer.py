@@ -11,8 +11,6 @@ The trainer's own forward pass is handed over, not repeated: Euler's projection 
 of the denoiser, Heun's one, D's step none. The observer never touches the global random state.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -75,7 +73,8 @@ class Observer:
             torch.default_generator.manual_seed(config.seed)  # torch.manual_seed: CUDA's as well
             D = (build or KINDS[config.d_kind])(channels, size, labels, config.d_width)
         self.D = D.to(self.device)
-        self._built_for = {"channels": channels, "size": size, "labels": labels}
+        self._shape = {"channels": channels, "size": size, "labels": labels,
+                       "d_kind": config.d_kind, "d_width": config.d_width}  # fmt: skip
         distributed.broadcast(self.D.parameters())
         self.optimizer = torch.optim.Adam(
             self._parameter_groups(), lr=config.d_lr, betas=config.d_betas, fused=True
@@ -115,10 +114,11 @@ class Observer:
         c, schedule = self.config, self.schedule
         with torch.no_grad():
             if s is None:
-                s = schedule.sample_lookahead(t, c.k, self._seeded())
+                seed = seed_of(c.seed, distributed.rank(), self.steps, len(self._pending))
+                s = schedule.sample_lookahead(t, c.k, self._generator.manual_seed(seed))
             u = schedule.lookahead(t, s)
             real = schedule.whiten(schedule.diffuse(x_0.float(), eps.float(), u), u)
-        second = eps_fn and self._replayed(eps_fn, rng)
+        second = eps_fn and replayed(rng, self.device)(eps_fn)
         fake = project(c.projection, schedule, x_t.float(), t, u, eps_t.float(), second)
         fake = schedule.whiten(fake.float(), u)
         condition = (schedule.unit_time(t), schedule.unit_lookahead(s), label)
@@ -206,7 +206,10 @@ class Observer:
                 record["r1"] = r1.detach()
             fake_logit = o.fake_logit if c.fused else self._score(o.fake, o.condition)
         else:
-            real_logit, fake_logit = self._score_both(o)
+            t, s, label = o.condition
+            twice = (t.repeat(2), s.repeat(2), None if label is None else torch.cat([label] * 2))
+            both = self._score(torch.cat([o.real, o.fake]), twice, parts=2)
+            real_logit, fake_logit = both.chunk(2)
             loss = real_loss(real_logit, c.adversarial).sum()
         if not c.fused:
             loss = loss + fake_loss(fake_logit, c.adversarial).sum()
@@ -217,13 +220,6 @@ class Observer:
             "d_real_acc": (real_logit > 0).float(),
             "d_fake_acc": (fake_logit < 0).float(),
         }
-
-    def _score_both(self, o: _Observation) -> tuple[Tensor, Tensor]:
-        """Logits of real and fake images, each [N], from one pass of D."""
-        t, s, label = o.condition
-        twice = (t.repeat(2), s.repeat(2), None if label is None else torch.cat([label] * 2))
-        real, fake = self._score(torch.cat([o.real, o.fake]), twice, parts=2).chunk(2)
-        return real, fake
 
     def stats(self) -> dict[str, float]:
         """Means since the last call, on this rank. Reading them is the only host sync."""
@@ -241,7 +237,7 @@ class Observer:
         return {
             "version": STATE_VERSION,
             "config": self.config.to_dict(),
-            "shape": self._shape(),
+            "shape": self._shape,
             "schedule": self.schedule.description(),
             "discriminator": self.D.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -260,7 +256,7 @@ class Observer:
                 "new discriminator"
             )
         theirs = {"d_kind": "paper"} | state["shape"] | state.get("schedule", {})
-        differ = listed(compare(theirs, self._shape() | self.schedule.description()))
+        differ = listed(compare(theirs, self._shape | self.schedule.description()))
         if differ:
             raise ValueError(
                 f"the saved discriminator does not fit this run ({differ}); give the settings it "
@@ -283,24 +279,16 @@ class Observer:
         self._pending.clear()
         return listed(compare(state["config"], self.config.to_dict()))
 
-    def _shape(self) -> dict[str, object]:
-        c = self.config
-        return self._built_for | {"d_kind": c.d_kind, "d_width": c.d_width}
-
-    # ---- helpers ------------------------------------------------------------------------------
-
     def _parameter_groups(self) -> list[dict[str, Any]]:
         """D's parameters; those of its mapping apart where they have a rate of their own."""
-        everything = list(self.D.parameters())
+        D: Any = self.D
         multiple = self.config.d_mapping_lr
         if multiple == 1:
-            return [{"params": everything, "multiple": 1.0}]
-        D: Any = self.D
-        mapping = {id(p) for p in D.mapping_parameters()}
-        return [
-            {"params": [p for p in everything if id(p) not in mapping], "multiple": 1.0},
-            {"params": [p for p in everything if id(p) in mapping], "multiple": multiple},
-        ]
+            return [{"params": list(D.parameters()), "multiple": 1.0}]
+        mapping = set(D.mapping_parameters())
+        others = [p for p in D.parameters() if p not in mapping]
+        mapped = [p for p in D.parameters() if p in mapping]
+        return [{"params": others, "multiple": 1.0}, {"params": mapped, "multiple": multiple}]
 
     def _score(
         self, x: Tensor, condition: Condition, parts: int = 1, full_precision: bool = False
@@ -309,20 +297,6 @@ class Observer:
         low = self.config.d_precision == "bf16" and not full_precision
         with torch.autocast(self.device.type, torch.bfloat16, enabled=low):
             return self.D(x, t, s, label, parts=parts)
-
-    def _replayed(self, eps_fn: EpsFn, rng: list[Tensor] | None) -> EpsFn:
-        """eps_fn under the random state `rng`; the global state stays as it was."""
-
-        def again(x: Tensor, t: Tensor) -> Tensor:
-            with replayed(rng, self.device):
-                return eps_fn(x, t)
-
-        return again
-
-    def _seeded(self) -> torch.Generator:
-        """The generator for the next draw: a function of (seed, rank, step, microbatch) alone."""
-        seed = seed_of(self.config.seed, distributed.rank(), self.steps, len(self._pending))
-        return self._generator.manual_seed(seed)
 
 
 def training_loss(

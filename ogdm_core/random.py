@@ -1,7 +1,5 @@
 """Random numbers that can be repeated: seeds made from a key, and the state of every generator."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import random
@@ -58,11 +56,16 @@ def global_state() -> dict[str, Any]:
 
 
 def set_global_state(state: dict[str, Any]) -> None:
-    """Puts back what `global_state` returned."""
+    """Puts back what `global_state` returned, also as ADM's first state files spelt it.
+
+    Those named numpy's generator in front of its state and held CUDA's state itself, or None.
+    """
     torch.set_rng_state(state["torch"])
-    for cuda in state["cuda"]:
-        torch.cuda.set_rng_state(cuda)
-    keys, *numbers = state["numpy"]
+    if torch.cuda.is_available() and state["cuda"] is not None:
+        cuda = state["cuda"]
+        for saved in [cuda] if isinstance(cuda, torch.Tensor) else cuda:
+            torch.cuda.set_rng_state(saved)
+    keys, *numbers = state["numpy"][-4:]
     np.random.set_state(("MT19937", keys.numpy().astype(np.uint32), *numbers))
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))

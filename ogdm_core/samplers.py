@@ -5,8 +5,6 @@ step; all take the step of `solvers.step` and differ in the eps that they feed i
 in network evaluations (NFE): Heun 2N - 1, S-PNDM N + 1, F-PNDM N + 9, all others N.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, overload
@@ -31,7 +29,7 @@ def euler(eps_fn: EpsFn, x: Tensor, times: Sequence[Tensor], schedule: Schedule)
 def heun(eps_fn: EpsFn, x: Tensor, times: Sequence[Tensor], schedule: Schedule) -> Steps:
     """Heun's method: eps = (e_t + e_u) / 2; the last step, to the data, is Euler's."""
     for t, u in zip(times[:-1], times[1:], strict=True):
-        solver = "euler" if bool(schedule.at_data(u).all()) else "heun"
+        solver = "euler" if bool((u == 0).all()) else "heun"
         x = project(solver, schedule, x, t, u, eps_fn(x, t), eps_fn)
         yield x
 

@@ -88,9 +88,9 @@ class Schedule(ABC):
     def sample_lookahead(self, t: Tensor, k: float, generator: Generator | None = None) -> Tensor:
         """s [N] ~ U(1, min(t, floor(k T))), or what corresponds to it, on t's device."""
 
-    @abstractmethod
     def lookahead(self, t: Tensor, s: Tensor) -> Tensor:
         """u = t - s."""
+        return t - s
 
     @abstractmethod
     def unit_time(self, t: Tensor) -> Tensor:
@@ -104,15 +104,11 @@ class Schedule(ABC):
 
     @abstractmethod
     def noisy(self, u: Tensor) -> Tensor:
-        """u, or the least noisy time that a network knows where u is the data."""
+        """u, or, where u is the data (0), the least noisy time that a network is asked at."""
 
-    def at_data(self, u: Tensor) -> Tensor:
-        """True where u is the noiseless end, at which a network is never asked."""
-        return u == 0
-
-    @abstractmethod
     def midpoint(self, t: Tensor, u: Tensor) -> Tensor:
         """The time halfway between t and u."""
+        return (t + u) / 2
 
     @abstractmethod
     def time_dtype(self, dtype: torch.dtype) -> torch.dtype:
@@ -126,10 +122,8 @@ class Schedule(ABC):
         """Times t_N > ... > t_1 > t_0 = 0 for N steps, by one of DISCRETISATIONS."""
         discretisation = discretisation or self.spacing
         if discretisation not in DISCRETISATIONS:
-            raise ValueError(
-                f"unknown discretisation {discretisation!r}; use one of "
-                f"{', '.join(DISCRETISATIONS)}"
-            )
+            known = ", ".join(DISCRETISATIONS)
+            raise ValueError(f"unknown discretisation {discretisation!r}; use one of {known}")
         if steps < 1:
             raise ValueError(f"a sampler needs at least 1 step, got {steps}")
         return self.ascending_times(steps, discretisation)[::-1]
@@ -212,15 +206,10 @@ class DiscreteVP(Schedule):
         most = t.clamp(max=self.longest_lookahead(k))
         return torch.minimum(1 + (unit * most).long(), most)
 
-    def lookahead(self, t: Tensor, s: Tensor) -> Tensor:
-        return t - s
-
     def unit_time(self, t: Tensor) -> Tensor:
-        """t / T in [0, 1]."""
         return t.float() / self.T
 
     def unit_lookahead(self, s: Tensor) -> Tensor:
-        """s / T in [0, 1]."""
         return s.float() / self.T
 
     def noisy(self, u: Tensor) -> Tensor:
@@ -270,7 +259,6 @@ class Continuous(Schedule):
     """What schedules of a continuous time share: s is a float, a distance in unit time."""
 
     def longest_lookahead(self, k: float) -> float:
-        """k, a fraction of unit time."""
         if k <= 0:
             raise ValueError(f"k = {k:g} does not look ahead; any k in (0, 1] works")
         return k
@@ -291,9 +279,6 @@ class Continuous(Schedule):
         """u = t - s in unit time, never noisier than t."""
         return torch.minimum(self.from_unit_time((self.unit_time(t) - s).clamp(min=0)), t)
 
-    def midpoint(self, t: Tensor, u: Tensor) -> Tensor:
-        return (t + u) / 2
-
     def time_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """At least single precision."""
         return torch.promote_types(dtype, torch.float32)
@@ -313,12 +298,9 @@ class Continuous(Schedule):
 class KarrasVE(Continuous):
     """Variance-exploding schedule: a = 1, b = sigma. Time t *is* sigma, a float tensor.
 
-    Karras time tau in [0, 1] orders the noise levels between sigma_min (0) and sigma_max (1):
-
-        sigma(tau) = (sigma_min^(1/rho) + tau (sigma_max^(1/rho) - sigma_min^(1/rho)))^rho
-
-    and the lookahead s is a distance in tau. Levels outside the range keep their own sigma in
-    every formula; only their tau is clamped.
+    Its unit time is Karras time tau, which orders the noise levels between sigma_min (0) and
+    sigma_max (1) by `karras_levels`. Levels outside the range keep their own sigma in every
+    formula; only their tau is clamped.
     """
 
     spacing = "karras"
@@ -350,12 +332,10 @@ class KarrasVE(Continuous):
         return noise * self.sigma_max
 
     def unit_time(self, t: Tensor) -> Tensor:
-        """Karras time tau in [0, 1]."""
         tau = (t ** (1 / self.rho) - self._low) / (self._high - self._low)
         return tau.clamp(0, 1)
 
     def from_unit_time(self, tau: Tensor) -> Tensor:
-        """sigma(tau)."""
         return karras_levels(self.sigma_min, self.sigma_max, tau, self.rho)
 
     def noisy(self, u: Tensor) -> Tensor:

@@ -8,8 +8,6 @@ and differs only in the eps that it feeds: Euler (= DDIM) the network's at t, He
 network's at t and at the Euler step's end u.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch
@@ -49,5 +47,5 @@ def project(
     if eps_fn is None:
         raise ValueError("Heun's projection needs eps_fn, the denoiser as a function of (x, t)")
     eps_u = eps_fn(x_u, schedule.noisy(u))
-    eps_u = torch.where(expand(schedule.at_data(u), x_t) > 0, eps_t, eps_u)
+    eps_u = torch.where(expand(u == 0, x_t) > 0, eps_t, eps_u)
     return step(schedule, x_t, (eps_t + eps_u) / 2, t, u)

@@ -143,11 +143,9 @@ def test_karras_levels_outside_the_range_keep_their_own_sigma():
     assert float(u[1]) == pytest.approx(float(schedule.from_unit_time(torch.tensor(0.9))))
 
 
-def test_the_data_end_is_known_and_replaced_by_the_least_noisy_level():
+def test_the_data_end_is_replaced_by_the_least_noisy_level():
     vp, ve = DiscreteVP.linear(10**3), KarrasVE()
-    assert vp.at_data(torch.tensor([0, 1, 2])).tolist() == [True, False, False]
     assert vp.noisy(torch.tensor([0, 1, 2])).tolist() == [1, 1, 2]
-    assert ve.at_data(torch.tensor([0.0, 0.001])).tolist() == [True, False]
     assert ve.noisy(torch.tensor([0.0, 0.001])).tolist() == pytest.approx([0.002, 0.001])
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ogdm_core import DiscreteVP, Observer, OGDMConfig
-from ogdm_core.random import global_state
+from ogdm_core.random import global_state, set_global_state
 from ogdm_core.splice import diffusers, resume, resume_adm, sampling
 from ogdm_core.splice.recorder import Recorder, lr_scale
 
@@ -79,10 +79,9 @@ def test_a_recorder_keeps_the_pass_and_the_random_state_before_it():
     net = Recorder(lambda x, t, scale: torch.nn.functional.dropout(x) * scale + t)
     x = torch.ones(2, 8)
     output = net(x, 1, scale=3)
-    seen = net.last
-    assert seen.x is x and seen.args == (1,) and seen.kwargs == {"scale": 3}
-    assert seen.output is output
-    torch.set_rng_state(seen.rng[0])
+    assert net.x is x and net.args == (1,) and net.kwargs == {"scale": 3}
+    assert net.output is output
+    torch.set_rng_state(net.rng[0])
     assert torch.equal(net(x, 1, scale=3), output)
 
 
@@ -117,7 +116,7 @@ def test_state_files_keep_every_random_state(tmp_path):
     path = str(tmp_path / "state.pt")
     resume.save(path, {"random": global_state()})
     expected = draws()
-    resume.set_random(resume.load(path)["random"])
+    set_global_state(resume.load(path)["random"])
     assert draws() == expected
 
 
@@ -131,7 +130,7 @@ def test_adms_first_state_files_still_load():
         "python": random.getstate(),
     }
     expected = draws()
-    resume.set_random(old)
+    set_global_state(old)
     assert draws() == expected
 
 

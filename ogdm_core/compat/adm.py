@@ -1,15 +1,7 @@
 """What openai/guided-diffusion needs to run on today's stack and on CPUs.
 
-Nothing here knows of the method. Each piece stands alone and names the failure that it prevents:
-
-    numpy_with_int        numpy as the code knew it: `np.int` is gone since numpy 1.24
-    load_state_dict       resuming on several ranks, which upstream deadlocks on
-    set_up_together       an exception on one rank ends the job; CPU ranks may be on several hosts
-                          and leave their group before they exit
-    default_channel_mult  32x32 images without knowing the channel multiplier
+Nothing here knows of the method. Each piece stands alone and names the failure that it prevents.
 """
-
-from __future__ import annotations
 
 import atexit
 import io
@@ -33,7 +25,7 @@ REPORT_SECONDS = 3  # for mpiexec to print a failed rank's traceback; an abort w
 
 
 class _NumpyWithInt(types.ModuleType):
-    """numpy, with `int` where old code looks for it; numpy itself stays as it is."""
+    """numpy with `int`, which is gone since numpy 1.24; numpy itself stays as it is."""
 
     int = int
 

@@ -7,8 +7,7 @@ works. As a program, this module runs an *untouched* script of a clone of NVlabs
     python -m ogdm_core.compat.edm path/to/edm/generate.py --network=... --outdir=...
 """
 
-from __future__ import annotations
-
+import functools
 import importlib
 import os
 import pickle
@@ -30,6 +29,7 @@ STATE = r"training-state-\d+\.pt"
 _noted: set[str] = set()  # sources whose replacement was reported
 
 
+@functools.cache
 def install() -> None:
     """Puts every shim in place. Call it before upstream's first import; twice does no harm."""
     _provide_distutils()
@@ -66,7 +66,6 @@ def _provide_distutils() -> None:
     """dnnlib takes one function from distutils, which Python 3.12 no longer has."""
     if sys.version_info < (3, 12):
         return
-
     util = types.ModuleType("distutils.util")
     util.strtobool = lambda text: int(truth(text))
     package = types.ModuleType("distutils")
@@ -136,8 +135,6 @@ def _load_training_states() -> None:
     by the reader above; any other call is torch.load's as it was.
     """
     load = torch.load
-    if load.__name__ == "load_training_state":
-        return
 
     def load_training_state(f, *args, **kwargs):
         named = isinstance(f, (str, os.PathLike)) and os.path.basename(f)
@@ -169,11 +166,8 @@ def _start_gloo() -> None:
 
 def _run_ddp_without_device_ids() -> None:
     """Upstream names the device of each replica; DDP takes no such names for CPU modules."""
-    ddp = torch.nn.parallel.DistributedDataParallel
-    if ddp.__name__ == "CPUDistributedDataParallel":
-        return
 
-    class CPUDistributedDataParallel(ddp):
+    class CPUDistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
         """DDP that ignores `device_ids`."""
 
         def __init__(self, module, device_ids=None, **kwargs):

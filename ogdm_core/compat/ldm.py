@@ -4,8 +4,6 @@ The patches call `install()` before upstream's own imports. One reason per shim,
 shim; what concerns Lightning is in `compat.lightning`.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import os
@@ -25,6 +23,7 @@ from .. import checkpoints
 no_trainer = types.SimpleNamespace(global_rank=-1)
 
 
+@functools.cache
 def install() -> None:
     """Puts every shim in place. Calling it again changes nothing."""
     _find_ldm()
@@ -49,9 +48,6 @@ def _find_ldm() -> None:
             "latent-diffusion is not on the path: start in third_party/latent-diffusion "
             "(run/setup.sh fetches it), or add that folder to PYTHONPATH"
         )
-
-
-# ---- torchvision ------------------------------------------------------------------------------
 
 
 def _torchvision() -> None:
@@ -138,9 +134,6 @@ class RandomHorizontalFlip:
         return ImageOps.mirror(image) if torch.rand(1) < self.p else image
 
 
-# ---- torch.load -------------------------------------------------------------------------------
-
-
 def _torch_load() -> None:
     """torch 2.6 made `weights_only` the default; Lightning 1.4's checkpoints hold classes as well.
 
@@ -149,8 +142,6 @@ def _torch_load() -> None:
     released checkpoints load, and still no code of theirs runs.
     """
     strict = torch.load
-    if hasattr(strict, "strict"):
-        return
 
     @functools.wraps(strict)
     def load(f, map_location=None, pickle_module=None, *, weights_only=None, **kwargs):
@@ -166,7 +157,6 @@ def _torch_load() -> None:
                 inert = checkpoints.pickle_module(_Unpickler)
                 return strict(f, map_location, inert, weights_only=False, **kwargs)
 
-    load.strict = strict
     torch.load = load
 
 
@@ -186,8 +176,6 @@ class _Unpickler(checkpoints.Unpickler):
         return type(name, (_Inert,), {"__module__": module})
 
 
-# ---- configs ------------------------------------------------------------------------------------
-
 TARGETS = (
     "ldm.", "taming.", "main.", "ogdm_core.", "run.", "torch.nn.", "torch.optim.",
     "pytorch_lightning.",
@@ -202,8 +190,6 @@ def _only_known_targets() -> None:
     from ldm import util
 
     find = util.get_obj_from_str
-    if hasattr(find, "plain"):
-        return
 
     def get_obj_from_str(string: str, reload: bool = False):
         if checkpoints.trusted():
@@ -215,11 +201,7 @@ def _only_known_targets() -> None:
             raise checkpoints.refusal(f"target: {string}")
         return found
 
-    get_obj_from_str.plain = find
     util.get_obj_from_str = get_obj_from_str
-
-
-# ---- the rest ---------------------------------------------------------------------------------
 
 
 def _pillow() -> None:
@@ -250,8 +232,6 @@ def _recomputation_under_autocast() -> None:
     from ldm.modules.diffusionmodules.util import CheckpointFunction
 
     forward = CheckpointFunction.forward
-    if hasattr(forward, "plain"):
-        return
 
     def carrying(ctx, run_function, length, *args):
         device = args[0].device.type
@@ -260,7 +240,6 @@ def _recomputation_under_autocast() -> None:
         under = torch.autocast(device, torch.get_autocast_dtype(device))
         return forward(ctx, under(run_function), length, *args)
 
-    carrying.plain = forward
     CheckpointFunction.forward = staticmethod(carrying)
 
 

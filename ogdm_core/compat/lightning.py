@@ -1,9 +1,5 @@
 """Lightning 1.4's interface on Lightning 2: what latent-diffusion's `main.py` calls and 2.x lacks.
 
-    Trainer           add_argparse_args, from_argparse_args, gpus=, resume_from_checkpoint=, ...
-    TestTubeLogger    the logger upstream asks for by default; the package behind it is gone
-    OldHooks          hooks that were renamed, and what checkpoints must not hold
-
 `install()` puts them where upstream looks. One reason per shim, written at the shim.
 """
 
@@ -59,7 +55,7 @@ def install() -> None:
 
 
 class TestTubeLogger(TensorBoardLogger):
-    """TensorBoard's logger under the old name; CSV where TensorBoard is not installed."""
+    """Upstream's default, whose package is gone: TensorBoard's, or CSV where that is absent."""
 
     def __new__(cls, *args, **kwargs):
         if _TENSORBOARD_AVAILABLE:

@@ -1,12 +1,7 @@
 """OGDM in the trainer of openai/guided-diffusion: what the patched image_train.py calls.
 
-    add_train_arguments   the flags that it has more than upstream's
-    ObservedLoop          mixed into upstream's TrainLoop: the four touches of the method
-
 Upstream counts a network's time from 0, the paper from 1: t = index + 1.
 """
-
-from __future__ import annotations
 
 import argparse
 import functools
@@ -96,10 +91,9 @@ class ObservedDiffusion:
 
         The noise is drawn here, where upstream would draw it, because the observer needs it too.
         """
-        d, kwargs, recorder = self._diffusion, model_kwargs or {}, Recorder(model)
+        d, kwargs, seen = self._diffusion, model_kwargs or {}, Recorder(model)
         noise = torch.randn_like(x_start) if noise is None else noise
-        losses = d.training_losses(recorder, x_start, t, model_kwargs=model_kwargs, noise=noise)
-        seen = recorder.last
+        losses = d.training_losses(seen, x_start, t, model_kwargs=model_kwargs, noise=noise)
         emission = self._observer.observe(
             x_0=x_start, eps=noise, x_t=seen.x, t=t + 1,
             eps_t=to_eps(d, seen.output, seen.x, t), eps_fn=make_eps_fn(d, model, kwargs),

@@ -1,7 +1,5 @@
 """What openai/guided-diffusion would train on wrongly, refused before training."""
 
-from __future__ import annotations
-
 import argparse
 import functools
 import os

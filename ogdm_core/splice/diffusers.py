@@ -3,8 +3,6 @@
 The scheduler's config says what the network predicts; everything here turns that into eps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from torch import Tensor
@@ -79,6 +77,6 @@ def training_loss(
         return transition, transition.detach()
     emission = observer.observe(
         x_0=x_0, eps=eps, x_t=x_t, t=t, eps_t=to_eps(prediction, x_t, t, schedule, kind),
-        eps_fn=make_eps_fn(unet, schedule, kind, label), label=label, rng=network.last.rng,
+        eps_fn=make_eps_fn(unet, schedule, kind, label), label=label, rng=network.rng,
     )  # fmt: skip
     return transition + emission.mean(), transition.detach()

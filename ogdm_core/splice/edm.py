@@ -7,8 +7,6 @@ EDM in the paper's terms: x_t = y + n with y the (augmented) image and n = sigma
 t *is* sigma; the network returns the denoised image D, and eps_t = (x_t - D) / sigma.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable
@@ -83,7 +81,7 @@ class RecordedLoss:
     def __call__(self, net, images, labels=None, augment_pipe=None) -> Tensor:
         network, pipe = Recorder(net), augment_pipe and Recorder(augment_pipe)
         loss = self.loss_fn(net=network, images=images, labels=labels, augment_pipe=pipe)
-        self.y, self.seen = pipe.last.output[0] if pipe else images, network.last
+        self.y, self.seen = pipe.output[0] if pipe else images, network
         return loss
 
     def __reduce__(self):

@@ -3,8 +3,6 @@
 python -m ogdm_core.splice.export_ldm logs/RUN/checkpoints/last.ckpt models/ldm/mine
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

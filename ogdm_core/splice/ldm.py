@@ -12,8 +12,6 @@ upstream's, key by key, and D is saved under the checkpoint's key "ogdm".
 Upstream counts a network's time from 0, the paper from 1: t = index + 1.
 """
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 from typing import Any
@@ -136,13 +134,12 @@ class ObservedModel(Upstream):
         noise = torch.randn_like(x_start) if noise is None else noise
         if not (self.training and torch.is_grad_enabled() and self.observer is not None):
             return super().p_losses(x_start, cond, t, noise)
-        recorder = Recorder(self.apply_model)
-        self.apply_model = recorder  # upstream's loss calls it once
+        seen = Recorder(self.apply_model)
+        self.apply_model = seen  # upstream's loss calls it once
         try:
             loss, loss_dict = super().p_losses(x_start, cond, t, noise)
         finally:
             del self.apply_model
-        seen = recorder.last
         emission = self.observer.observe(
             x_0=x_start, eps=noise, x_t=seen.x, t=t + 1,
             eps_t=to_eps(self, seen.output, seen.x, t), eps_fn=make_eps_fn(self, cond),

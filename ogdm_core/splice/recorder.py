@@ -1,9 +1,7 @@
 """What a splice reads off its trainer: the forward pass, and where its learning rate stands."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,29 +9,22 @@ from torch import Tensor
 from ..random import torch_state
 
 
-class Pass(NamedTuple):
-    """One forward pass of a network."""
-
-    x: Tensor  # its first argument, the noisy images [N, C, H, W]
-    args: tuple  # its further arguments
-    kwargs: dict[str, Any]
-    output: Any
-    rng: list[Tensor]  # torch's random state before the pass; dropout's masks follow from it
-
-
 class Recorder:
-    """Calls `network` and keeps the last call in `last`, so that no pass has to be repeated."""
+    """Calls `network` and keeps the last call, so that no pass has to be repeated.
 
-    last: Pass
+    x        its first argument, the noisy images [N, C, H, W]
+    args, kwargs, output
+    rng      torch's random state before the pass; dropout's masks follow from it
+    """
 
     def __init__(self, network: Callable[..., Any]):
         self.network = network
 
     def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        rng = torch_state(x.device)
-        output = self.network(x, *args, **kwargs)
-        self.last = Pass(x, args, kwargs, output, rng)
-        return output
+        self.rng = torch_state(x.device)
+        self.output = self.network(x, *args, **kwargs)
+        self.x, self.args, self.kwargs = x, args, kwargs
+        return self.output
 
 
 def lr_scale(optimizer: torch.optim.Optimizer) -> float:

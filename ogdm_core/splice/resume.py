@@ -1,11 +1,9 @@
-"""Exact resume: one state file beside the trainer's own, and every random state put back.
+"""Exact resume: one state file beside the trainer's own.
 
 A trainer's own files may be cut short by a kill. Ours is written last, whole or not at all, and
 keeps their sizes: it seals the checkpoint. What it holds, and where the data stood, is in
 `resume_adm`, `resume_edm` and `resume_ldm`.
 """
-
-from __future__ import annotations
 
 import contextlib
 import io
@@ -14,11 +12,9 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from ..checkpoints import DamagedError, is_whole, reading
 from ..files import whole
-from ..random import set_global_state
 
 
 class Checkpoint(NamedTuple):
@@ -103,14 +99,3 @@ def _blobfile() -> Any:
     import blobfile
 
     return blobfile
-
-
-def set_random(state: dict[str, Any]) -> None:
-    """Puts back `ogdm_core.random.global_state()`, also as ADM's first state files spelt it.
-
-    Those named numpy's generator in front of its state and held CUDA's state itself, or None.
-    """
-    cuda = state["cuda"]
-    cuda = [cuda] if isinstance(cuda, Tensor) else cuda or []
-    cuda = cuda if torch.cuda.is_available() else []
-    set_global_state(state | {"cuda": cuda, "numpy": state["numpy"][-4:]})

@@ -16,9 +16,9 @@ from torch import Tensor
 from torch import distributed as dist
 
 from ..distributed import gather
-from ..random import global_state
+from ..random import global_state, set_global_state
 from . import resume
-from .resume import Checkpoint, set_random
+from .resume import Checkpoint
 
 
 class ReplayableData:
@@ -144,7 +144,7 @@ def load(loop, state: dict[str, Any]) -> None:
     rank = state["ranks"][dist.get_rank()]
     logger.log(f"going back to batch {rank['data']['used']} of its pass over the data...")
     loop.data.go_to(rank["data"])
-    set_random(rank["random"])
+    set_global_state(rank["random"])
 
 
 def _sampler_state(sampler) -> dict[str, Tensor]:

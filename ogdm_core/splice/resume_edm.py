@@ -1,7 +1,5 @@
 """Exact resume of NVlabs/edm: ogdm-state-*.pt beside its own training-state-*.pt."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

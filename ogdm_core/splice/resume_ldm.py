@@ -11,8 +11,6 @@
 Gradients of an unfinished accumulation are not kept: resume is exact from optimiser steps.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytorch_lightning as pl
@@ -20,8 +18,7 @@ from lightning_fabric.utilities.data import _set_sampler_epoch
 from pytorch_lightning.utilities import rank_zero_warn
 
 from ..distributed import gather
-from ..random import global_state
-from .resume import set_random
+from ..random import global_state, set_global_state
 
 
 class ExactResume(pl.Callback):
@@ -41,13 +38,14 @@ class ExactResume(pl.Callback):
         """Called on every rank, or on rank 0 alone for a checkpoint that was asked of it alone."""
         if not hasattr(self, "trainer"):  # upstream saves after an error before the set-up, too
             return {}
-        progress = self.trainer.fit_loop.epoch_loop.batch_progress.current
+        loop = self.trainer.fit_loop
+        progress = loop.epoch_loop.batch_progress.current
         mine = {"now": global_state(), "epoch_began": self.epoch_began}
         return {
             "ranks": [mine] if getattr(self.trainer, "alone", False) else gather(mine),
             "batches": progress.processed,
             "ema_is_due": progress.processed > progress.completed,
-            "epoch_is_over": self._epoch_is_over(),
+            "epoch_is_over": progress.processed >= loop.max_batches,
             "log_steps": [list(c.log_steps) for c in self._image_loggers()],
         }
 
@@ -99,7 +97,7 @@ class ExactResume(pl.Callback):
     def _fast_forward(self, loop) -> None:
         """Starts the epoch's loader as it was started, and skips the batches already seen."""
         self.epoch_began = self._mine()["epoch_began"]
-        set_random(self.epoch_began)
+        set_global_state(self.epoch_began)
         for loader in loop._combined_loader.flattened:
             _set_sampler_epoch(loader, loop.epoch_progress.current.processed)
         fetcher = loop._data_fetcher
@@ -109,15 +107,11 @@ class ExactResume(pl.Callback):
         fetcher.fetched = 0  # the loop adds the batches it has on its own count
 
     def _restore_now(self) -> None:
-        set_random(self._mine()["now"])
+        set_global_state(self._mine()["now"])
         self.saved = {}
 
     def _mine(self) -> dict[str, Any]:
         return self.saved["ranks"][self.trainer.global_rank]
-
-    def _epoch_is_over(self) -> bool:
-        loop = self.trainer.fit_loop
-        return loop.epoch_loop.batch_progress.current.processed >= loop.max_batches
 
     def _image_loggers(self) -> list[pl.Callback]:
         return [c for c in self.trainer.callbacks if hasattr(c, "log_steps")]

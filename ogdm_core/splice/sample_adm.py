@@ -1,7 +1,5 @@
 """Few-step sampling in openai/guided-diffusion: what the patched image_sample.py calls."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Few-step sampling in NVlabs/edm: what the patched generate.py calls."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

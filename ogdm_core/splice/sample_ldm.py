@@ -1,7 +1,5 @@
 """Few-step sampling in CompVis/latent-diffusion: what the patched sample_diffusion.py calls."""
 
-from __future__ import annotations
-
 import argparse
 import glob
 from collections.abc import Callable

@@ -4,8 +4,6 @@ Flags that contradict each other end the script with a usage error (exit code 2)
 parsed, on every backbone.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import os

@@ -7,8 +7,6 @@ Writes to OUT a folder that plain diffusers loads (`DDPMPipeline.from_pretrained
 EMA weights. `OUT/checkpoint.pt` holds the rest; Ctrl-C saves it, and the same command continues.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

@@ -4,8 +4,6 @@ Cost is counted in floating-point operations on tensors without content, so that
 no memory and no random numbers, and is the same on every machine and rank.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

@@ -3,8 +3,6 @@
 diffusers and accelerate take seconds to import, so functions import them, after checking the flags.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json
@@ -244,8 +242,6 @@ class Trainer:
         self.step += 1
         return total
 
-    # ---- on disk ------------------------------------------------------------------------------
-
     def save(self) -> None:
         """checkpoint.pt (to continue) and the EMA model in diffusers' format (to use)."""
         from diffusers import DDPMPipeline
@@ -337,8 +333,6 @@ class Trainer:
             self.accelerator.scaler.load_state_dict(state["scaler"])
         self.step, self.history = state["step"], state["history"]
         self.accelerator.print(f"continuing {path} at step {self.step} of {self.args.steps}")
-
-    # ---- Ctrl-C -------------------------------------------------------------------------------
 
     def _stop_together(self) -> bool:
         """True on every process once one of them was interrupted, at the same step."""

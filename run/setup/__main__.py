@@ -1,7 +1,5 @@
 """The command line of run/setup.sh."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import signal

@@ -5,8 +5,6 @@ which declarations, so that the usual call costs nothing. It is removed before a
 written after it, so an interrupted install is taken up again.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -21,7 +19,7 @@ from pathlib import Path
 from run.alone import alone
 from run.provenance import ROOT
 
-from .submodules import Refusal
+from .submodules import Refusal, kept
 
 STAMP = "ogdm-stamp.json"
 CONDAS = ("micromamba", "mamba", "conda")  # the fastest first
@@ -77,16 +75,9 @@ def given_python() -> Path | None:
 
 def held(kind: str, folder: Path, root: Path = ROOT) -> list[str] | None:
     """The extras in a complete and current environment; None if it is not."""
-    stamp = _stamp(folder)
+    stamp = kept(folder / STAMP)
     current = (folder / "bin" / "python").exists() and stamp.get("key") == _key(kind, folder, root)
     return stamp["extras"] if current else None
-
-
-def _stamp(folder: Path) -> dict:
-    try:
-        return json.loads((folder / STAMP).read_text())
-    except (OSError, ValueError):
-        return {}
 
 
 def _key(kind: str, folder: Path, root: Path) -> str:
@@ -148,7 +139,7 @@ def _install_venv(folder: Path, extras: list[str], root: Path) -> list[str]:
         _run([base, "-m", "venv", "--clear", folder], root, "making the environment failed",
              "On Debian and Ubuntu: apt install python3-venv. "
              "Or point OGDM_PYTHON at an environment of yours.")  # fmt: skip
-    extras = sorted({*extras, *_stamp(folder).get("extras", [])})
+    extras = sorted({*extras, *kept(folder / STAMP).get("extras", [])})
     everything = expand(extras, project)
     (folder / STAMP).unlink(missing_ok=True)
     say("Installing packages; the first time this takes a few minutes, torch is the largest ...")

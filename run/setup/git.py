@@ -1,7 +1,5 @@
 """git as a subprocess: no question at a prompt, no hidden download, no process left behind."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

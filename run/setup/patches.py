@@ -17,8 +17,6 @@ Every hunk is `@@ -N,0 +M[,K] @@` with `+` lines only. OLD and NEW are the file'
 before and after, so a patch fits one upstream file and its result can be verified.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import re

@@ -4,8 +4,6 @@ Only files whose content is known are ever replaced: the pinned commit's, a patc
 an earlier run wrote (it keeps a record of that). Any other file is an edit, and is left alone.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -187,7 +185,7 @@ def inspect(sub: Submodule) -> Report:
     entries = [(line[:2], line[3:]) for line in raw.decode().split("\0") if line]
     untracked = [path for code, path in entries if code == "??"]
     blobs = {path: sub.blob(path) for code, path in entries if code != "??"}
-    wanted, written = {path: p.new for path, p in sub.patches().items()}, _written(sub)
+    wanted, written = {path: p.new for path, p in sub.patches().items()}, kept(sub.record)
     edited = [path for path, have in blobs.items()
               if have is None or have not in (wanted.get(path), written.get(path))]  # fmt: skip
     report = Report(sub, State.CLEAN, "", head, list(blobs), edited, untracked)
@@ -219,10 +217,10 @@ def inspect(sub: Submodule) -> Report:
     return report
 
 
-def _written(sub: Submodule) -> dict[str, str]:
-    """The blobs that setup wrote last; none where the record is absent or damaged."""
+def kept(file: Path) -> dict:
+    """What an earlier run wrote to a JSON file; {} where it is absent or damaged."""
     try:
-        return json.loads(sub.record.read_text())
+        return json.loads(file.read_text())
     except (OSError, ValueError):
         return {}
 
@@ -367,7 +365,7 @@ def export(sub: Submodule) -> tuple[list[Path], list[Path]]:
     report = inspect(sub)
     if report.head != sub.pin or not report.changed:
         raise Refusal(report.explanation)
-    wanted, applied = {path: p.new for path, p in sub.patches().items()}, _written(sub)
+    wanted, applied = {path: p.new for path, p in sub.patches().items()}, kept(sub.record)
     if applied and (other := sorted(set(wanted.items()) ^ set(applied.items()))):
         raise Refusal(
             f"patches/{sub.name}/{file_name(other[0][0])} is not what was applied to {sub.label}: "
