@@ -1,7 +1,5 @@
 """One process at a time in a folder."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

@@ -1,7 +1,5 @@
 """Samples of a model in diffusers' format, for whatever measures them or shows them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

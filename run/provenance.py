@@ -1,7 +1,5 @@
 """Where a result comes from: the commit and the versions; and what this machine has."""
 
-from __future__ import annotations
-
 import os
 import platform
 import shutil

@@ -4,8 +4,6 @@ Every number is a ratio to the plain step of the same network in the same proces
 observed ones alternate.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import platform

@@ -1,7 +1,5 @@
 """The cases of the benchmark: settings of the method, and the naive schedule they improve on."""
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import dataclass, field
 from typing import Any

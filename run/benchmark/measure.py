@@ -4,8 +4,6 @@ A case has one or two kinds of step, since R1 is taken at every `r1_every`-th on
 measured by itself and weighs in the mean as often as it occurs.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from itertools import accumulate

@@ -1,7 +1,5 @@
 """The results as a page with a table, and as a picture."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from run.figures import style

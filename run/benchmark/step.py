@@ -3,8 +3,6 @@
 Images are noise and the time is one in the middle: the cost of a step depends on neither.
 """
 
-from __future__ import annotations
-
 import copy
 import sys
 import time

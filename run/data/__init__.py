@@ -5,8 +5,6 @@ stopped at any time and started again: an image is written whole or not at all, 
 is not made again.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import tarfile

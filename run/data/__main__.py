@@ -3,8 +3,6 @@
 Can be stopped and started again; counts the images at the end.
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

@@ -4,8 +4,6 @@ guided-diffusion takes the label from a file's name, up to the first underscore,
 labels in alphabetical order, which is CIFAR-10's own.
 """
 
-from __future__ import annotations
-
 import argparse
 import io
 import pickle

@@ -9,8 +9,6 @@ are LSUN's 300 if their archive is given; without it 300 training images stand i
 for what upstream does with them: pick checkpoints.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

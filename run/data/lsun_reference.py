@@ -3,8 +3,6 @@
 The central square of every training image, scaled with a bicubic filter.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable
 from functools import partial

@@ -7,8 +7,6 @@ the better teacher, the control or OGDM?
 Prints FID and recall by teacher, and writes the students, results.json and distil.png to OUTPUT.
 """
 
-from __future__ import annotations
-
 import argparse
 import shlex
 import shutil

@@ -6,8 +6,6 @@ approaches f(x_u, u) of the student's average weights, where x_u is the teacher'
 to the next lower time u of a fixed grid. f(x, 0) = x by construction.
 """
 
-from __future__ import annotations
-
 import copy
 
 import torch

@@ -5,8 +5,6 @@ of images, or an npz of saved statistics (mu, sigma). ADM's reference batches ar
 same command continues a run that was stopped. docs/evaluation.md has more.
 """
 
-from __future__ import annotations
-
 import argparse
 import shlex
 import sys

@@ -5,8 +5,6 @@ if it is absent. So it is started in a folder with a link to the user's file, or
 the download.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shutil

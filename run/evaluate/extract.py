@@ -5,8 +5,6 @@ images' content and of the net. A stopped run goes on behind the last chunk, and
 them all.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

@@ -11,8 +11,6 @@ and gives floating-point features [N, D]. `load_features` makes one from
     pixels         the pixels themselves, scaled to [-1, 1]
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import importlib.util

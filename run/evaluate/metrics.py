@@ -10,8 +10,6 @@ The definitions are those of ADM's evaluator, so that numbers can be set beside 
 Everything runs in tiles: no N x N matrix is ever held.
 """
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What can be evaluated: images (an npz, a folder, a built-in set), saved statistics, or both."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import zipfile

@@ -1,7 +1,5 @@
 """FID, precision and recall in torch, with the definitions of ADM's evaluator."""
 
-from __future__ import annotations
-
 import argparse
 import warnings
 from typing import Any

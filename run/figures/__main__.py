@@ -16,8 +16,6 @@ images for each sampler and NFE:
 run/figures.sh teaser --help lists the options of one of them.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import shlex

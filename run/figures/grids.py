@@ -1,7 +1,5 @@
 """Qualitative comparisons (appendix F): samples of every method, FID and recall in the caption."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Sequence

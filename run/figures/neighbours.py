@@ -1,7 +1,5 @@
 """Do samples copy the training images? Nearest neighbours (appendix F.5) and their distances."""
 
-from __future__ import annotations
-
 import argparse
 import textwrap
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Where pictures get their samples: a method is a name and a function from noise to images."""
 
-from __future__ import annotations
-
 import argparse
 import string
 import sys

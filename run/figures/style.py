@@ -3,8 +3,6 @@
 Importing this module sets matplotlib up, without a display.
 """
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Sequence
 from pathlib import Path

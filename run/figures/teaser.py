@@ -9,8 +9,6 @@ and relative drift divides by the mean distance of two different samples, mean |
 phi(x_j^{n*})|: 0 is the same image, 1 is as far as any other.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Figure 4 of the paper, the numbers behind it, and Lemma 1 measured: run/analysis_xi.sh."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from itertools import product

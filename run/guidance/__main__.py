@@ -10,8 +10,6 @@ The guide works with every backbone that samples the same kind of images: EDM's 
 takes --guide FILE and --guide-weight W, too. docs/guidance.md explains.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import sys

@@ -1,7 +1,5 @@
 """Guidance measured on a quickstart's fine-tunes: run/guidance.sh compare."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

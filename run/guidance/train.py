@@ -1,7 +1,5 @@
 """Trains a guide between diffused data and diffused samples of one model."""
 
-from __future__ import annotations
-
 import copy
 import math
 import sys

@@ -3,8 +3,6 @@
 python -m run.quickstart.report RESULTS.json prints the table of docs/quickstart.md.
 """
 
-from __future__ import annotations
-
 import base64
 import html
 import json

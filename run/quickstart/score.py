@@ -3,8 +3,6 @@
 python -m run.quickstart.score MODEL --data mnist --output rows.json
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from argparse import ArgumentTypeError

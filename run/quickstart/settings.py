@@ -1,7 +1,5 @@
 """What the quickstart trains and scores, by data set. The sweep takes its defaults from here."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass, field

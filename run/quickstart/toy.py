@@ -6,8 +6,6 @@ From one baseline, a control and an OGDM fine-tune of equal length; Euler sample
 same noise, and their mean distance to the data.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 import shlex

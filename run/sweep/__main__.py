@@ -7,8 +7,6 @@ writes sweep.json, sweep.md and sweep.png. Settings that are not swept are the q
 0.7, the light discriminator, fused), or what the --ogdm- flags say. What follows -- is Snakemake's.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import os

@@ -1,7 +1,5 @@
 """A sweep's results: JSON, a table, and a heat map of the change of FID against the control."""
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import json

@@ -2,8 +2,6 @@
 
 # ruff: noqa: E501 (aligned columns)
 
-from __future__ import annotations
-
 import argparse
 import os
 import shlex

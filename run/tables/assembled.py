@@ -5,8 +5,6 @@ run/reproduce_table8.sh read the scores that the other tables' jobs have left in
 commands that make the rest.
 """
 
-from __future__ import annotations
-
 import argparse
 import shlex
 from itertools import groupby

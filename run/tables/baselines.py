@@ -11,8 +11,6 @@ ldm   the EMA's U-Net of a checkpoint, *.ckpt, and the first stage if it has wei
 Numbers are kept in half precision, which is enough to start a fine-tune from.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """All that can be known to be wrong before anything starts, in one list."""
 
-from __future__ import annotations
-
 import fnmatch
 import importlib.util
 import os

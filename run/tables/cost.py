@@ -4,8 +4,6 @@
 others must not see, and keeps the times: a scheduler is told how long a job will take.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

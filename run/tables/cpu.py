@@ -7,8 +7,6 @@ classifier, not Inception's. CelebA has no counterpart: it would be the same net
 digits.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

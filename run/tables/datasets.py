@@ -3,8 +3,6 @@
 FID is measured against the whole training set.
 """
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path

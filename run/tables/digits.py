@@ -4,8 +4,6 @@ python -m run.tables.digits images/ --data digits --size 8              PNG file
 python -m run.tables.digits net.pt  --data digits --size 8 --classifier a small classifier
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -3,8 +3,6 @@
 python -m run.tables.measure PRESET THIRD_PARTY [none,euler,heun]     prints JSON
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable

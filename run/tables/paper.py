@@ -5,8 +5,6 @@ holds the digits as printed; `Row.trained_by` is what Table 5 says about the tra
 6 themselves are `run.train.presets`.
 """
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

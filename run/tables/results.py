@@ -7,8 +7,6 @@ The page's own words stay. A table stands between `<!-- table1-cpu -->` and `<!-
 that the page does not have yet is added at its end.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

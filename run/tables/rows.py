@@ -1,7 +1,5 @@
 """From a table's rows to jobs: for each row data, training, sampling and scores."""
 
-from __future__ import annotations
-
 import difflib
 import fnmatch
 import os

@@ -4,8 +4,6 @@
 smoke.py (do all commands run?), cpu.py (does the method work, on small networks?).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -4,8 +4,6 @@ The flags below replace those of the paper's rows, and a small random net takes 
 Nothing here says anything about image quality; it is there so that every command can be run.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 from pathlib import Path

@@ -2,8 +2,6 @@
 LaTeX, and a picture of FID over NFE. Several seeds give a mean and a standard deviation; a table
 with controls has the change against them in place of the paper's numbers."""
 
-from __future__ import annotations
-
 import csv
 import io
 import textwrap

@@ -5,8 +5,6 @@ command, versions, commit and seconds), and `state.json` until then. A training 
 last checkpoint. One process at a time works in a folder; a second one waits, and finds it done.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

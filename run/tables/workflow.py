@@ -1,7 +1,5 @@
 """Has Snakemake do the jobs that are not done yet, on this machine or on a cluster."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -7,8 +7,6 @@ Settings are a mapping from here on; `Command` writes them out once, at the end:
     LDM   python main.py --flag value ... config.entry=value ...
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex
