@@ -51,7 +51,8 @@ class Observer:
     schedule   noise schedule of the denoiser
     channels   of the (latent) images [N, channels, size, size]
     labels     number of classes that D is conditioned on, 0 for none
-    build      makes D from (channels, size, labels, width); by default config.d_kind's, for images
+    build      makes D from (channels, size, labels, width); by default config.d_kind's, for images.
+               With d_mapping_lr other than 1 it needs `mapping_parameters()`
     """
 
     def __init__(

@@ -106,9 +106,9 @@ class Schedule(ABC):
     def noisy(self, u: Tensor) -> Tensor:
         """u, or, where u is the data (0), the least noisy time that a network is asked at."""
 
+    @abstractmethod
     def midpoint(self, t: Tensor, u: Tensor) -> Tensor:
         """The time halfway between t and u."""
-        return (t + u) / 2
 
     @abstractmethod
     def time_dtype(self, dtype: torch.dtype) -> torch.dtype:
@@ -274,6 +274,9 @@ class Continuous(Schedule):
 
     def unit_lookahead(self, s: Tensor) -> Tensor:
         return s
+
+    def midpoint(self, t: Tensor, u: Tensor) -> Tensor:
+        return (t + u) / 2
 
     def lookahead(self, t: Tensor, s: Tensor) -> Tensor:
         """u = t - s in unit time, never noisier than t."""

@@ -25,7 +25,7 @@ no_trainer = types.SimpleNamespace(global_rank=-1)
 
 @functools.cache
 def install() -> None:
-    """Puts every shim in place. Calling it again changes nothing."""
+    """Puts every shim in place. Once it has succeeded, another call changes nothing."""
     _find_ldm()
     _torchvision()
     _torch_load()

@@ -12,9 +12,10 @@ from ..random import torch_state
 class Recorder:
     """Calls `network` and keeps the last call, so that no pass has to be repeated.
 
-    x        its first argument, the noisy images [N, C, H, W]
-    args, kwargs, output
-    rng      torch's random state before the pass; dropout's masks follow from it
+    x              its first argument, the noisy images [N, C, H, W]
+    args, kwargs   its further arguments
+    output         what it returned
+    rng            torch's random state before the pass; dropout's masks follow from it
     """
 
     def __init__(self, network: Callable[..., Any]):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ogdm_core.files import check_writable, write_json
-from ogdm_core.flags import Parser, errors_in_one_line, number
+from ogdm_core.flags import Parser, number
 from ogdm_core.nfe import DISCRETISATIONS, steps_for_nfe
 from run.provenance import commit, versions
 
@@ -78,7 +78,7 @@ def main(argv: list[str] | None = None) -> int:
     evaluator = adm if args.evaluator == "adm" else torch_evaluator
     model = (args.samples / "unet").is_dir()
     try:
-        with errors_in_one_line(), tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as folder:
             for file in filter(None, (args.json, args.save_statistics)):
                 check_writable(file)
             _check_flags(p, args, model)
@@ -91,6 +91,8 @@ def main(argv: list[str] | None = None) -> int:
                             args.discretisation)  # fmt: skip
                 samples = open_source(file)
             found = evaluator.evaluate(reference, samples, args)
+    except (ValueError, OSError) as error:
+        p.exit(2, f"error: {error}\n")
     except KeyboardInterrupt:
         p.exit(130, "stopped; the same command goes on from the features that are stored; "
                "a model's samples are drawn again\n")  # fmt: skip

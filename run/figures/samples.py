@@ -33,7 +33,10 @@ def load_images(source: str, count: int | None = None) -> Tensor:
 
 
 def load_method(argument: str, device: str = "cpu") -> Method:
-    """NAME=PATH: a diffusers folder, or files whose i-th images come from the same noise."""
+    """NAME=PATH: a diffusers folder, or files PATH with {sampler} and {nfe}.
+
+    The i-th images of all such files come from the same noise.
+    """
     name, _, path = argument.partition("=")
     if not (name and path):
         raise ValueError(f"--method {argument!r}: give NAME=PATH, such as OGDM=out/ogdm")

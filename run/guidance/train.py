@@ -77,20 +77,20 @@ def train_guide(
         return float(loss(repeated, generator))
 
     best, least, every = guide.state_dict(), math.inf, -(-steps // CHECKS)
-    progress = Progress(name, steps, file=sys.stdout)
-    for step in range(1, steps + 1):
-        index = [order[batch_index(len(order), batch, step, seed)] for order in train]
-        value = loss(index, generator_of(seed, step))
-        optimizer.zero_grad()
-        value.backward()
-        for group in optimizer.param_groups:
-            group["lr"] = lr * (1 - (step - 1) / steps)
-        optimizer.step()
-        if step % every == 0 or step == steps:
-            now = held_out()
-            if now < least:
-                best, least = copy.deepcopy(guide.state_dict()), now
-            note = f"loss {value.item():.3f}  held out {now:.4f}  best {least:.4f}"
-            progress.update(step, note, show=True)
+    with Progress(name, steps, file=sys.stdout) as progress:
+        for step in range(1, steps + 1):
+            index = [order[batch_index(len(order), batch, step, seed)] for order in train]
+            value = loss(index, generator_of(seed, step))
+            optimizer.zero_grad()
+            value.backward()
+            for group in optimizer.param_groups:
+                group["lr"] = lr * (1 - (step - 1) / steps)
+            optimizer.step()
+            if step % every == 0 or step == steps:
+                now = held_out()
+                if now < least:
+                    best, least = copy.deepcopy(guide.state_dict()), now
+                note = f"loss {value.item():.3f}  held out {now:.4f}  best {least:.4f}"
+                progress.update(step, note, show=True)
     guide.load_state_dict(best)
     return guide.eval().requires_grad_(False), least

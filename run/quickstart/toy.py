@@ -23,7 +23,6 @@ from ogdm_core.observer import Observer
 from ogdm_core.progress import Progress
 from ogdm_core.samplers import sample
 from ogdm_core.schedule import DiscreteVP
-from run.figures import style
 
 NFES = (5, 10, 20, 50)
 
@@ -104,6 +103,8 @@ def plot(samples: dict[str, dict[int, Tensor]], off: dict[str, dict[int, float]]
          command: str) -> None:  # fmt: skip
     """Methods down, NFE across; the data in grey."""
     curve = spiral(torch.linspace(0.25, 1.75, 500)).flatten(1)
+    from run.figures import style
+
     fig, axes = style.figure(len(samples), len(NFES), size=(10, 5.2), sharex=True, sharey=True)
     for line, (method, by_nfe) in zip(axes, samples.items(), strict=True):
         for ax, (nfe, x) in zip(line, by_nfe.items(), strict=True):
@@ -129,6 +130,8 @@ def main(argv: list[str] | None = None) -> int:
     p.set_defaults(ogdm_k=0.5, ogdm_gamma=0.1)
     args = p.parse_args(argv)
     with flags.errors_in_one_line():
+        import run.figures.style  # noqa: F401  # matplotlib is needed at the end
+
         config = flags.from_args(vars(args) | {"ogdm": True})
         check_writable(args.out / "toy.json")
     print("three trainings of an MLP: the baseline, the control, OGDM", flush=True)

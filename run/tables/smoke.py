@@ -7,15 +7,15 @@ Nothing here says anything about image quality; it is there so that every comman
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Any
 
 from run.train.commands import ogdm_flags
 from run.train.presets import Preset
 
 from .scale import Scale
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 CONFIG = Path(__file__).with_name("smoke_ldm.yaml")
 # A rate at which three steps leave a mark, and an EMA that follows.
@@ -35,8 +35,10 @@ class Smoke(Scale):
         return replace(preset, batch=batch, images=images)
 
     def training(self, preset: Preset, init: str, seed: int) -> dict[str, Any]:
-        configs = self.ldm_configs(preset, init, CONFIG)
-        more = {"adm": ADM, "edm": EDM, "ldm": configs}[preset.backbone]
+        if preset.backbone == "ldm":
+            more = self.ldm_configs(preset, init, CONFIG)
+        else:
+            more = {"adm": ADM, "edm": EDM}[preset.backbone]
         return more | (ogdm_flags(preset.backbone, {"d_width": 0.02}) if preset.ogdm else {})
 
     def sampling(self, preset: Preset, images: int) -> dict[str, Any]:
@@ -52,17 +54,22 @@ SMOKE = Smoke(
 )  # fmt: skip
 
 
-def features(images: Tensor) -> Tensor:
+def features(images: "Tensor") -> "Tensor":
     """uint8 [N, 3, H, W] -> [N, 8]: random convolutions, always the same ones.
 
     Scaled so that FID has a readable size.
     """
+    import torch
+
     with torch.no_grad():
         return 100 * _network()(images.float().cpu() / 127.5 - 1)
 
 
 @cache
-def _network() -> nn.Module:
+def _network() -> "nn.Module":
+    import torch
+    from torch import nn
+
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return nn.Sequential(
