@@ -299,3 +299,11 @@ def test_a_wrong_argument_is_refused_without_any_package(script, arguments, said
     done = bash(f"run/{script} {' '.join(arguments)}", OGDM_PYTHON=bare, PYTHONPATH="")
     assert done.returncode == 2
     assert said in done.stderr
+
+
+@pytest.mark.parametrize("number", ["4", "8"])
+def test_the_assembled_tables_say_what_is_missing_without_any_package(number, bare, tmp_path):
+    command = [bare, "-m", "run.tables", number, "--dry-run", "--out", tmp_path]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "run/reproduce_table1.sh --rows" in done.stdout
