@@ -37,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
     add("--images",      metavar="N", type=number(int, 4), default=0, help="samples per cell, 4 or more: recall looks at three neighbours (default: 50000; 2500 at the cpu scales, 16 in a smoke run)")
     add("--checkpoint",  metavar="ROW=PATH", type=checkpoint, action="append", default=[], help="weights to sample in place of training the row; fine-tunes of a baseline that is given start from them")
     add("--set",         metavar="ROW:--FLAG=VALUE", type=native_flag, action="append", default=[], help="a native flag of a row's training (ROW by name or glob), as in 'cifar10-adm-*:--num_heads=4', and of its sampling where that has the flag too; ROW:sample:--FLAG=VALUE of its sampling alone")
-    add("--scale",       choices=NAMES, default="paper", help="cpu: fine-tunes of small networks on digits and their controls, on a CPU, about an hour; cpu-mnist: the same on MNIST, longer; smoke: tiny networks, a few steps, to see that all commands run")
+    add("--scale",       choices=NAMES, default="paper", help="cpu: fine-tunes of small networks on digits and their controls, on a CPU, half an hour; cpu-mnist: the same on MNIST, longer; smoke: tiny networks, a few steps, to see that all commands run")
     add("--seeds",       "--seed", metavar="N[,N]", type=numbers(int, 0), default=(), help="of sampling, of training (EDM, LDM), and of OGDM at the cpu scales; several give mean and spread (default: 0; 0,1,2 at the cpu scales). Baselines are trained by the first one")
     add("--from-scratch", action="store_true", help="cpu scales: train the baselines, too, in place of the shipped ones")
     add = p.add_argument_group("where and how").add_argument
