@@ -102,9 +102,9 @@ def train(
 def plot(samples: dict[str, dict[int, Tensor]], off: dict[str, dict[int, float]], path: Path,
          command: str) -> None:  # fmt: skip
     """Methods down, NFE across; the data in grey."""
-    curve = spiral(torch.linspace(0.25, 1.75, 500)).flatten(1)
     from run.figures import style
 
+    curve = spiral(torch.linspace(0.25, 1.75, 500)).flatten(1)
     fig, axes = style.figure(len(samples), len(NFES), size=(10, 5.2), sharex=True, sharey=True)
     for line, (method, by_nfe) in zip(axes, samples.items(), strict=True):
         for ax, (nfe, x) in zip(line, by_nfe.items(), strict=True):
