@@ -7,8 +7,9 @@ noise with six samplers at several NFEs, and FID and recall are measured.
     run/quickstart.sh --out out/quickstart
 
 writes results.json, fid_vs_nfe.png, samples.png, trajectory.png and report.html. A run that
-was stopped continues with the same command. Unless the flags say otherwise, OGDM runs with k 0.3
-(digits: 0.35), gamma 0.06 (hinge: 0.03), t_max 0.7 and the light discriminator, fused.
+was stopped continues with the same command. Unless the flags say otherwise, OGDM runs with k 0.3,
+gamma 0.08 and t_max 0.45 (digits: 0.35, 0.06 and 0.7; half of gamma with hinge) and the light
+discriminator, fused.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from ogdm_core.config import OGDMConfig
 from ogdm_core.files import sha256
 from run.alone import alone
 from run.provenance import commit, cores, versions
-from run.quickstart.settings import EXPERIMENTS, GAMMA, fill_in
+from run.quickstart.settings import EXPERIMENTS, fill_in
 
 PACKAGES = ("torch", "diffusers", "accelerate", "numpy", "scikit-learn", "ogdm")
 
@@ -65,7 +66,8 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, OGDMConfig]:
     args.control_steps = args.control_steps or args.steps
     config = flags.from_args(vars(args) | {"ogdm": True}, "diffusers")
     if args.ogdm_gamma is None and args.ogdm_recipe is None:
-        config = replace(config, gamma=GAMMA[config.adversarial])
+        half = 0.5 if config.adversarial == "hinge" else 1
+        config = replace(config, gamma=half * default.gamma)
     return args, config
 
 
@@ -160,8 +162,8 @@ def run_method(args: argparse.Namespace, ogdm: list[str], runner: Runner, baseli
     train = [*data, "--model", str(baseline), "--steps", steps, "--seed", seed]
     train += [*experiment.finetune.split(), *more]
     score = [*data, "--samples", args.samples]
-    if experiment.times:
-        score += ["--discretisation", ",".join(map("=".join, experiment.times.items()))]
+    if times := {**experiment.times, **(experiment.ogdm_times if method == "ogdm" else {})}:
+        score += ["--discretisation", ",".join(map("=".join, times.items()))]
     made_of = json.dumps([train, score, fingerprint(baseline), classifier.name])
     key = hashlib.sha256(made_of.encode()).hexdigest()[:8]
     folder = args.out / "runs" / f"{method}-seed{seed}-{key}"

@@ -37,7 +37,7 @@ BATCH = 64
 BASELINE_STEPS, FINETUNE_STEPS = {"adm": 4_000, "edm": 3_125, "ldm": 4_000}, 1_000
 BASELINE_RATE, FINETUNE_RATE = "1e-3", "2e-4"
 OGDM = {"adm": {"k": 0.5, "gamma": 0.06}, "edm": {"k": 0.5, "gamma": 0.12},
-        "edm-heun": {"k": 0.2, "gamma": 0.025}, "edm-cond": {"k": 0.2, "gamma": 1.2},
+        "edm-heun": {"k": 0.2, "gamma": 0.025}, "edm-cond": {"k": 0.3, "gamma": 1.2},
         "ldm": {"k": 0.25, "gamma": 0.1}}  # fmt: skip
 
 
