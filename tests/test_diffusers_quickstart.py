@@ -199,7 +199,9 @@ def test_the_page_has_the_table_of_its_results():
 @pytest.mark.parametrize("method", ["baseline", "ogdm"])
 def test_each_cell_is_on_the_grid_on_which_its_model_is_best(method):
     rows = json.loads((DOCS / "results/quickstart-grids.json").read_text())["rows"]
+    two = {"linear", "quadratic"}  # the paper's, of which its samplers but Heun have the choice
     rows = sorted((row for row in rows if row["method"] == method), key=lambda r: -r["fid"])
+    rows = [r for r in rows if r["times"] in two or r["sampler"] in ("heun", "dpmpp-2m", "unipc")]
     best = {(row["sampler"], row["nfe"]): row["times"] for row in rows}
     assert set(best) == {(s, n) for s, nfes in score.GRID.items() for n in nfes}
     mnist = EXPERIMENTS["mnist"]
