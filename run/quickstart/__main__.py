@@ -27,7 +27,6 @@ import threading
 import time
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -64,11 +63,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, OGDMConfig]:
     default = EXPERIMENTS[args.data]
     args.steps, args.samples = args.steps or default.steps, args.samples or default.samples
     args.control_steps = args.control_steps or args.steps
-    config = flags.from_args(vars(args) | {"ogdm": True}, "diffusers")
-    if args.ogdm_gamma is None and args.ogdm_recipe is None:
-        half = 0.5 if config.adversarial == "hinge" else 1
-        config = replace(config, gamma=half * default.gamma)
-    return args, config
+    return args, flags.from_args(vars(args) | {"ogdm": True}, "diffusers")
 
 
 class Runner:
