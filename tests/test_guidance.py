@@ -244,8 +244,8 @@ def test_compare_measures_each_fine_tune_once(tmp_path, capsys, refused):
     (quickstart / "runs").mkdir()
     for name in ("control-seed0-ab", "control-seed1-cd"):
         (quickstart / "runs" / name).symlink_to(model)
-    words = ["compare", str(quickstart), "--output", f"{tmp_path}/out", "--cells", "euler-2",
-             "--samples", "100", "--count", "20", "--steps", "2"]  # fmt: skip
+    words = ["compare", str(quickstart), "--data", "digits", "--output", f"{tmp_path}/out",
+             "--cells", "euler-2", "--samples", "100", "--count", "20", "--steps", "2"]  # fmt: skip
     assert main(words) == 0
     out = capsys.readouterr().out
     assert "| euler 2 | control | 2 |" in out and "| euler 2 | control + guide, w = 1 | 3 |" in out
@@ -263,7 +263,7 @@ def test_compare_measures_each_fine_tune_once(tmp_path, capsys, refused):
     (["compare", "nowhere", "--weights", "a"], "--weights"),
     (["compare", "nowhere", "--weights=-inf"], "--weights: -inf is not allowed; give a number"),
     (["sample", "nowhere", "--guide-weight=nan"], "--guide-weight: nan is not allowed"),
-    (["compare", "nowhere"], "nowhere holds no fine-tunes on digits"),
+    (["compare", "nowhere"], "nowhere holds no fine-tunes on mnist"),
 ])  # fmt: skip
 def test_wrong_flags_end_in_one_line(tmp_path, refused, words, said):
     with refused(re.escape(said)):

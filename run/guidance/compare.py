@@ -64,24 +64,25 @@ def compare(args: argparse.Namespace) -> None:
     Writes output/results.json after every row, and prints a table at the end. Samples, guides and
     rows that are there already are not made again.
     """
-    runs, features = fine_tunes(args.quickstart, "digits")
-    images = load("digits")
+    runs, features = fine_tunes(args.quickstart, args.data)
+    images = load(args.data)
     classifier, _ = load_classifier(features, images)
     real = classifier.features(images.all())
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn((args.samples, *images.shape), generator=generator)
     result = {
-        "samples": args.samples, "discretisation": args.discretisation, "commit": commit(),
-        "guide": {"samples": args.count, "steps": args.steps, "seed": args.seed}, "rows": [],
+        "data": args.data, "samples": args.samples, "discretisation": args.discretisation,
+        "guide": {"samples": args.count, "steps": args.steps, "seed": args.seed},
+        "commit": commit(), "rows": [],
     }  # fmt: skip
     path = args.output / "results.json"
     if path.exists():
         earlier = json.loads(path.read_text())
-        for name in ("samples", "discretisation", "guide"):
-            if earlier[name] != result[name]:
+        for name in ("data", "samples", "discretisation", "guide"):
+            if earlier.get(name) != result[name]:
                 raise ValueError(
-                    f"{path} was made with {name} = {earlier[name]}, this run has {result[name]}; "
-                    "give another --output"
+                    f"{path} was made with {name} = {earlier.get(name)}, this run has "
+                    f"{result[name]}; give another --output"
                 )
         result["rows"] = earlier["rows"]
     rows = result["rows"]
