@@ -255,6 +255,17 @@ def test_compare_measures_each_fine_tune_once(tmp_path, capsys, refused):
         main([*words, "--steps", "3"])
 
 
+def test_the_page_shows_the_results():
+    pytest.importorskip("diffusers")
+    from run.guidance.compare import table
+
+    page = Path("docs/guidance.md").read_text()
+    lines = table(json.loads(Path("docs/results/guidance.json").read_text())["rows"]).splitlines()
+    for line in lines[2:]:
+        _, _, cost, fid, recall = (cell.strip() for cell in line.strip("|").split("|"))
+        assert f"| {cost} | {fid} | {recall} |" in page, line
+
+
 @pytest.mark.parametrize(("words", "said"), [
     (["sample", "nowhere", "--nfe", "10"], "heun cannot run in 10 network evaluations"),
     (["sample", "nowhere", "--sampler", "magic"], "unknown sampler"),
