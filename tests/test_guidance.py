@@ -230,6 +230,9 @@ def test_fine_tunes_are_those_on_the_data_that_is_asked_for(tmp_path):
         (tmp_path / "runs" / name / "training.json").write_text(text)
         (tmp_path / f"classifier-{data}-0.pt").touch()
     (tmp_path / "runs" / "control-seed1-unfinished").mkdir()
+    (tmp_path / "classifier-digits-0.pt").unlink()
+    with pytest.raises(FileNotFoundError, match="no fine-tunes on digits; give --data mnist"):
+        fine_tunes(tmp_path, "digits")
     runs, classifier = fine_tunes(tmp_path, "mnist")
     assert runs == {tmp_path / "runs" / "control-seed0-cd": ("control", 0)}
     assert classifier.name == "classifier-mnist-0.pt"
@@ -244,8 +247,8 @@ def test_compare_measures_each_fine_tune_once(tmp_path, capsys, refused):
     (quickstart / "runs").mkdir()
     for name in ("control-seed0-ab", "control-seed1-cd"):
         (quickstart / "runs" / name).symlink_to(model)
-    words = ["compare", str(quickstart), "--data", "digits", "--output", f"{tmp_path}/out",
-             "--cells", "euler-2", "--samples", "100", "--count", "20", "--steps", "2"]  # fmt: skip
+    words = ["compare", str(quickstart), "--output", f"{tmp_path}/out", "--cells", "euler-2",
+             "--samples", "100", "--count", "20", "--steps", "2"]  # fmt: skip
     assert main(words) == 0
     out = capsys.readouterr().out
     assert "| euler 2 | control | 2 |" in out and "| euler 2 | control + guide, w = 1 | 3 |" in out
@@ -259,11 +262,17 @@ def test_the_page_shows_the_results():
     pytest.importorskip("diffusers")
     from run.guidance.compare import table
 
-    page = Path("docs/guidance.md").read_text()
-    lines = table(json.loads(Path("docs/results/guidance.json").read_text())["rows"]).splitlines()
-    for line in lines[2:]:
-        _, _, cost, fid, recall = (cell.strip() for cell in line.strip("|").split("|"))
-        assert f"| {cost} | {fid} | {recall} |" in page, line
+    rows, want = json.loads(Path("docs/results/guidance.json").read_text())["rows"], {}
+    for line in table(rows).splitlines()[2:]:
+        sampler, model, *cells = (cell.strip() for cell in line.strip("|").split("|"))
+        want.setdefault((sampler, model.split(" + ")[0]), []).extend(cells)
+    shown = re.findall(r"^\|[^|]*\| (control|OGDM) (\| .* ± .*\|)$",
+                       Path("docs/guidance.md").read_text(), re.MULTILINE)  # fmt: skip
+    assert len(shown) == 10
+    assert [(method, cells) for (_, method), cells in want.items()] == [
+        (method.lower(), [c.strip() for c in line.split("|") if c.strip()])
+        for method, line in shown
+    ]
 
 
 @pytest.mark.parametrize(("words", "said"), [
@@ -274,7 +283,7 @@ def test_the_page_shows_the_results():
     (["compare", "nowhere", "--weights", "a"], "--weights"),
     (["compare", "nowhere", "--weights=-inf"], "--weights: -inf is not allowed; give a number"),
     (["sample", "nowhere", "--guide-weight=nan"], "--guide-weight: nan is not allowed"),
-    (["compare", "nowhere"], "nowhere holds no fine-tunes on mnist"),
+    (["compare", "nowhere"], "nowhere holds no fine-tunes on digits"),
 ])  # fmt: skip
 def test_wrong_flags_end_in_one_line(tmp_path, refused, words, said):
     with refused(re.escape(said)):

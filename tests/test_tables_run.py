@@ -116,6 +116,25 @@ def test_a_failed_job_stops_its_row_is_named_and_tried_again(tmp_path):
     assert not list(tmp_path.glob("stages/*/state.json"))
 
 
+def test_a_training_that_ends_well_and_early_is_continued(tmp_path):
+    """Lightning exits with 0 when it is told to end."""
+    script = tmp_path / "main.py"
+    script.write_text(
+        "import os, sys, torch\nos.makedirs('runs/a/checkpoints', exist_ok=True)\n"
+        "step = 3 if '-r' in sys.argv else 1\n"
+        "torch.save({'global_step': step}, 'runs/a/checkpoints/last.ckpt')\n"
+    )
+    flags = {"lightning.trainer.max_steps": 3}
+    train = Job("a", "train", tmp_path, {}, lambda folder: Command(
+        (sys.executable,), str(script), flags, cwd=str(folder)), "model.ckpt",
+        found="runs/*/checkpoints/last*.ckpt", preset=PRESETS["lsun-church-ldm-baseline"],
+    )  # fmt: skip
+    rows = [SimpleNamespace(scores={10: train})]
+    assert run(rows, tmp_path) == 1
+    assert "was ended 2 steps early" in failure(chain([train], pending=True))["reason"]
+    assert run(rows, tmp_path) == 0 and train.record()
+
+
 def test_the_time_left_is_told_once_every_kind_has_run(tmp_path):
     rows = table(tmp_path)
     jobs = chain(score for row in rows for score in row.scores.values())

@@ -57,8 +57,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
     add = command("compare", "Measures guidance on the fine-tunes of a quickstart.").add_argument
     add("quickstart", type=Path, help="the folder that run/quickstart.sh wrote")
-    add("--data", choices=("mnist", "digits"), default="mnist", help="of the quickstart "
-        "(default: mnist)")  # fmt: skip
+    add("--data", choices=("digits", "mnist"), default="digits",
+        help="what the fine-tunes were trained on (default: digits)")  # fmt: skip
     add("--output", type=Path, required=True, help="folder for samples, guides and results.json")
     add("--cells", type=cells, default="euler-10,heun-11,heun-15,heun-25",
         metavar="SAMPLER-NFE,...", help="default: %(default)s")  # fmt: skip

@@ -37,18 +37,19 @@ def make_guide(run: Path, images: Images, args: argparse.Namespace) -> Guide:
 
 def fine_tunes(quickstart: Path, data: str) -> tuple[dict[Path, tuple[str, int]], Path]:
     """{folder: (method, seed)} of a quickstart's fine-tunes on `data`, and its classifier."""
-    folder, runs = quickstart / "runs", {}
+    folder, runs, others = quickstart / "runs", {}, set()
     for run in sorted(folder.glob("*-seed*")):
         name, file = re.fullmatch(r"(\w+)-seed(\d+).*", run.name), run / "training.json"
         finished = name and file.is_file() and (run / "unet").is_dir()
-        if finished and json.loads(file.read_text())["settings"]["data"] == data:
+        if finished and (of := json.loads(file.read_text())["settings"]["data"]) != data:
+            others.add(of)
+        elif finished:
             runs[run] = (name[1], int(name[2]))
     found = sorted(quickstart.glob(f"classifier-{data}-*.pt"))
     if not runs or not found:
-        raise FileNotFoundError(
-            f"{quickstart} holds no fine-tunes on {data}; "
-            f"run/quickstart.sh --data {data} --out {quickstart}"
-        )
+        make = f"run/quickstart.sh --data {data} --out {quickstart}"
+        advice = f"give --data {min(others)}" if others else make
+        raise FileNotFoundError(f"{quickstart} holds no fine-tunes on {data}; {advice}")
     (method, seed), count = Counter(runs.values()).most_common(1)[0]
     if count > 1:
         raise ValueError(
@@ -73,15 +74,15 @@ def compare(args: argparse.Namespace) -> None:
     result = {
         "data": args.data, "samples": args.samples, "discretisation": args.discretisation,
         "guide": {"samples": args.count, "steps": args.steps, "seed": args.seed},
-        "commit": commit(), "rows": [],
+        "rows": [],
     }  # fmt: skip
     path = args.output / "results.json"
     if path.exists():
-        earlier = json.loads(path.read_text())
+        earlier = {"data": "digits"} | json.loads(path.read_text())  # older files do not say
         for name in ("data", "samples", "discretisation", "guide"):
-            if earlier.get(name) != result[name]:
+            if earlier[name] != result[name]:
                 raise ValueError(
-                    f"{path} was made with {name} = {earlier.get(name)}, this run has "
+                    f"{path} was made with {name} = {earlier[name]}, this run has "
                     f"{result[name]}; give another --output"
                 )
         result["rows"] = earlier["rows"]
@@ -100,7 +101,7 @@ def compare(args: argparse.Namespace) -> None:
             cost = guided_nfe(sampler, nfe) if weight else nfe
             rows.append({"run": run.name, "method": method, "seed": seed, "sampler": sampler,
                          "nfe": nfe, "weight": weight, "cost": cost, "fid": fid,
-                         "recall": recall})  # fmt: skip
+                         "recall": recall, "commit": commit()})  # fmt: skip
             write_json(path, result)
             print(f"{run.name}, {sampler} {nfe}, w = {weight:g}: FID {fid:.3f}, "
                   f"recall {recall:.3f}", flush=True)  # fmt: skip

@@ -24,7 +24,7 @@ from ogdm_core.files import write_json
 from ogdm_core.progress import duration
 from run.alone import alone
 from run.provenance import commit, versions
-from run.train.commands import Command, Engine, newest, resumed
+from run.train.commands import Command, Engine, newest, resumed, steps_left
 
 from .jobs import read_json
 
@@ -90,6 +90,9 @@ def run(job: dict[str, Any], folder: Path, lock: int) -> None:
     note(folder, status="running", host=socket.gethostname(), since=started)
     if command and (status := call(command, folder / LOG, lock)):
         raise Failed(f"exit status {status}")
+    training = command and job["kind"] == "train"
+    if training and (left := steps_left(command, job["backbone"], folder)) > 0:
+        raise Failed(f"the training was ended {left} steps early; the same command continues it")
     output = Path(job["output"])
     if job["found"]:
         made = newest(folder, job["found"])

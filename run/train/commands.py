@@ -315,6 +315,17 @@ def resumed(command: Command, backbone: str, folder: Path) -> Command | None:
     return replace(command, flags=flags)
 
 
+def steps_left(command: Command, backbone: str, folder: Path) -> int:
+    """Steps that a training has not done though it ended well, as Lightning does on SIGTERM."""
+    last = newest(folder, CHECKPOINT["ldm"], whole=True) if backbone == "ldm" else None
+    if last is None:
+        return 0
+    import torch
+
+    done = torch.load(last, map_location="cpu", weights_only=True, mmap=True)["global_step"]
+    return int(command.flags["lightning.trainer.max_steps"]) - done
+
+
 def newest(folder: Path, pattern: str, whole: bool = False) -> Path | None:
     """The latest file that matches; with `whole`, one that torch has written to its end."""
     there = [p for p in folder.glob(pattern) if p.is_file()]
