@@ -12,6 +12,7 @@ import inspect
 import os
 import sys
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -212,6 +213,27 @@ def _filled(hook, value: Any):
     return functools.wraps(hook)(lambda *args: hook(*args, *[value][: wanted - len(args)]))
 
 
+def _save_last_always(callback: ModelCheckpoint) -> None:
+    """Has `last.ckpt` written whenever a checkpoint may be, as 1.4 did.
+
+    2.6 leaves the file alone unless the model is among the best, so that a run's last model would
+    be lost, and a resumed run would start from an earlier one.
+    """
+
+    def then_last(hook: Callable, epoch_end: bool) -> Callable:
+        def both(trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+            hook(trainer, pl_module)
+            its_moment = callback._should_save_on_train_epoch_end(trainer) == epoch_end
+            saved = callback._should_skip_saving_checkpoint(trainer)
+            if callback.save_last and its_moment and not saved:
+                callback._save_last_checkpoint(trainer, callback._monitor_candidates(trainer))
+
+        return both
+
+    for name in ("on_train_epoch_end", "on_validation_end"):
+        setattr(callback, name, then_last(getattr(callback, name), name == "on_train_epoch_end"))
+
+
 class OldHooks(pl.Callback):
     """Calls what 2.x no longer calls, and mends what torch has become stricter about."""
 
@@ -231,6 +253,7 @@ class OldHooks(pl.Callback):
             if isinstance(callback, ModelCheckpoint):
                 last = callback.CHECKPOINT_NAME_LAST
                 callback.last_model_path = callback.format_checkpoint_name({}, last)
+                _save_last_always(callback)
         # Plain tensors stay on the CPU when a module moves, and torch no longer lets an index on
         # another device look into them.
         for name in ("logvar", "cond_ids"):
