@@ -73,8 +73,7 @@ def compare(args: argparse.Namespace) -> None:
     noise = torch.randn((args.samples, *images.shape), generator=generator)
     result = {
         "data": args.data, "samples": args.samples, "discretisation": args.discretisation,
-        "guide": {"samples": args.count, "steps": args.steps, "seed": args.seed},
-        "rows": [],
+        "guide": {"samples": args.count, "steps": args.steps, "seed": args.seed}, "rows": [],
     }  # fmt: skip
     path = args.output / "results.json"
     if path.exists():

@@ -40,7 +40,7 @@ OGDM = {"adm": {"k": 0.5, "gamma": 0.06}, "edm": {"k": 0.5, "gamma": 0.12},
         "edm-heun": {"k": 0.2, "gamma": 0.025}, "edm-cond": {"k": 0.3, "gamma": 1.2},
         "ldm": {"k": 0.25, "gamma": 0.1}}  # fmt: skip
 ON_MNIST = {"adm": {"k": 0.35, "gamma": 0.12}}  # with k 0.5 and t_max 0.7 FID is four times as high
-T_MAX, T_MAX_ON_MNIST = {"adm": 0.7, "ldm": 0.7}, {"adm": 0.45}
+T_MAX = {"digits": {"adm": 0.7, "ldm": 0.7}, "mnist": {"adm": 0.45, "ldm": 0.7}}
 
 
 def network(preset: Preset) -> str:
@@ -74,8 +74,7 @@ class Cpu(Scale):
                      for part in ("", ".unet_config.params")}  # fmt: skip
             more |= {f"data.params.{part}.params.size": self.size
                      for part in ("train", "validation")}  # fmt: skip
-        t_max = (T_MAX | (T_MAX_ON_MNIST if self.data == "mnist" else {})).get(backbone)
-        late = {"t_max": t_max} if t_max else {}
+        late = {"t_max": t} if (t := T_MAX[self.data].get(backbone)) else {}
         ogdm = {"d_kind": "light", "fused": True, **late, "seed": seed}
         return more | (ogdm_flags(backbone, ogdm) if preset.ogdm else {})
 
