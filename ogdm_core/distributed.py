@@ -1,5 +1,6 @@
 """The ranks of a torch process group; without one, there is a single rank 0."""
 
+import atexit
 from collections.abc import Iterable
 from typing import Any
 
@@ -53,6 +54,16 @@ def print_once(text: str) -> None:
     """Prints on rank 0 only."""
     if rank() == 0:
         print(text, flush=True)
+
+
+def leave_at_exit() -> None:
+    """Joins gloo's threads at exit: one that still runs aborts the process (signal 6)."""
+    atexit.register(_leave_gloo)
+
+
+def _leave_gloo() -> None:
+    if _started() and dist.get_backend() == "gloo":
+        dist.destroy_process_group()
 
 
 def _started() -> bool:

@@ -6,7 +6,9 @@ A case is a folder to write to and the arguments that differ from the usual. Wit
 every random choice depends on the image alone, so it does not matter which rank makes it.
 """
 
+import atexit
 import json
+import os
 import sys
 import zlib
 from pathlib import Path
@@ -110,6 +112,7 @@ def main(clone: str, cases: str) -> None:
     from torch_utils import distributed, misc
     from training.training_loop import training_loop
 
+    atexit.register(lambda: torch.distributed.is_initialized() and os._exit(3))  # runs last
     distributed.init()
     for case in json.loads(Path(cases).read_text()):
         run(case, training_loop, misc)

@@ -3,7 +3,6 @@
 Nothing here knows of the method. Each piece stands alone and names the failure that it prevents.
 """
 
-import atexit
 import io
 import os
 import socket
@@ -19,6 +18,7 @@ import torch
 from torch import distributed as dist
 
 from ..checkpoints import reading
+from ..distributed import leave_at_exit
 
 CHANNEL_MULT = {32: "1,2,2,2"}  # DDPM's for CIFAR-10
 REPORT_SECONDS = 3  # for mpiexec to print a failed rank's traceback; an abort would drop it
@@ -63,15 +63,9 @@ def set_up_together(setup_dist: Callable[[], None]) -> Callable[[], None]:
         setup_dist()
         if world.size > 1:
             abort_on_error(world)  # again: torch's own hook, now in front, drops the report
-            atexit.register(_leave_group)
+            leave_at_exit()
 
     return set_up
-
-
-def _leave_group() -> None:
-    """Joins gloo's threads; a thread still running at exit aborts the process (signal 6)."""
-    if dist.is_initialized() and dist.get_backend() == "gloo":
-        dist.destroy_process_group()
 
 
 def _init_gloo_over(hosts: list[str], world) -> None:

@@ -21,7 +21,7 @@ import torch
 
 from .. import checkpoints
 from ..config import truth
-from ..distributed import print_once
+from ..distributed import leave_at_exit, print_once
 
 CPU = torch.device("cpu")
 PERSISTENT = ("networks", "loss", "augment")  # upstream's modules of classes that are pickled
@@ -158,6 +158,7 @@ def _start_gloo() -> None:
         for name, value in (alone | here).items():
             os.environ.setdefault(name, value)
         torch.distributed.init_process_group(backend="gloo", init_method="env://")
+        leave_at_exit()
         several = distributed.get_world_size() > 1
         training_stats.init_multiprocessing(distributed.get_rank(), CPU if several else None)
 
