@@ -32,10 +32,12 @@ class OGDMConfig:
     """Settings of observation-guided training. A bad value raises ValueError at once."""
 
     # fmt: off
-    projection: str     = _setting("euler", "solver step Phi that projects x_t to x_{t-s}", choices=("euler", "heun"))
+    projection: str     = _setting("euler", "solver step Phi that projects x_t to x_{t-s}; split: Euler's up to t_split, Heun's above", choices=("euler", "heun", "split"))
     k: float            = _setting(0.2, "lookahead range: s ~ U(1, min(t, floor(k T)))", low=0, high=1)
     gamma: float        = _setting(0.025, "weight of the emission loss", low=0.0)
     t_max: float        = _setting(1.0, "highest t whose emission loss counts, as a fraction of T", low=0.0, high=1.0)
+    t_split: float      = _setting(0.45, "split: highest t whose projection is Euler's, as a fraction of T", low=0.0, high=1.0)
+    split_weight: float = _setting(0.1, "split: weight of the emission loss above t_split, as a multiple of gamma", low=0.0)
     adversarial: str    = _setting("nonsaturating", "adversarial form: the paper's, or the hinge loss", choices=("nonsaturating", "hinge"))
     r1: float           = _setting(0.01, "weight of R1, the squared gradient norm of D at real data", low=0.0)
     r1_every: int       = _setting(16, "steps between R1 penalties; the weight is multiplied by it", low=1)

@@ -8,7 +8,8 @@ A trainer touches the method in four places:
     state = observer.state_dict()                                 # 4. save and load it
 
 The trainer's own forward pass is handed over, not repeated: Euler's projection costs no evaluation
-of the denoiser, Heun's one, D's step none. The observer never touches the global random state.
+of the denoiser, Heun's one, split's one of the samples above t_split, D's step none. The observer
+never touches the global random state.
 """
 
 import contextlib
@@ -97,7 +98,7 @@ class Observer:
         x_t: Tensor,
         t: Tensor,
         eps_t: Tensor,
-        eps_fn: EpsFn | None = None,
+        eps_fn: Callable[..., Tensor] | None = None,
         label: Tensor | None = None,
         s: Tensor | None = None,
         rng: list[Tensor] | None = None,
@@ -107,7 +108,8 @@ class Observer:
         x_0, eps   the clean images and the unit noise behind x_t = a_t x_0 + b_t eps
         x_t, t     the denoiser's input [N, C, H, W] and its time [N] in the schedule's own terms
         eps_t      the denoiser's output at (x_t, t), from the trainer's own forward pass
-        eps_fn     the denoiser as a function of (x, t); only Heun's projection calls it, once
+        eps_fn     the denoiser as a function of (x, t); only Heun's projection calls it, once, and
+                   split with a third argument, the numbers of the samples that x holds
         s          lookahead [N]; drawn if absent
         rng        `random.torch_state` before the trainer's forward pass; Heun's second pass then
                    has the dropout masks of the first, since its step is one network's
@@ -119,10 +121,14 @@ class Observer:
                 s = schedule.sample_lookahead(t, c.k, self._generator.manual_seed(seed))
             u = schedule.lookahead(t, s)
             real = schedule.whiten(schedule.diffuse(x_0.float(), eps.float(), u), u)
+            unit_t = schedule.unit_time(t)
+            counts, high = unit_t <= c.t_max, unit_t > c.t_split
         second = eps_fn and replayed(rng, self.device)(eps_fn)
-        fake = project(c.projection, schedule, x_t.float(), t, u, eps_t.float(), second)
+        fake = project(
+            c.projection, schedule, x_t.float(), t, u, eps_t.float(), second, high & counts
+        )
         fake = schedule.whiten(fake.float(), u)
-        condition = (schedule.unit_time(t), schedule.unit_lookahead(s), label)
+        condition = (unit_t, schedule.unit_lookahead(s), label)
         if c.fused and torch.is_grad_enabled():
             emission, logit = self._observe_fused(fake, condition)
         else:
@@ -134,7 +140,9 @@ class Observer:
                 _Observation(real, fake.detach(), t, condition, emission.detach(), logit.detach())
             )
         if c.t_max < 1:
-            emission = emission * (condition[0] <= c.t_max)
+            emission = emission * counts
+        if c.projection == "split":
+            emission = emission * torch.where(high, c.split_weight, 1.0)
         return c.gamma * emission
 
     def _observe_fused(self, fake: Tensor, condition: Condition) -> tuple[Tensor, Tensor]:

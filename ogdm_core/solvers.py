@@ -8,6 +8,7 @@ and differs only in the eps that it feeds: Euler (= DDIM) the network's at t, He
 network's at t and at the Euler step's end u.
 """
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -32,20 +33,31 @@ def project(
     t: Tensor,
     u: Tensor,
     eps_t: Tensor,
-    eps_fn: EpsFn | None = None,
+    eps_fn: Callable[..., Tensor] | None = None,
+    heun: Tensor | None = None,
 ) -> Tensor:
     """The projection f_theta(x_t) = Phi(x_t, t, s; theta), with u = t - s.
 
     `eps_t` is the network's answer at (x_t, t), which the trainer already has. Euler needs nothing
-    more; Heun asks `eps_fn` once, at u, and is Euler where u is the data end.
+    more; Heun asks `eps_fn` once, at u, and is Euler where u is the data end. "split" is Heun's
+    step for the samples that `heun` [N] marks, which alone are evaluated again, and Euler's for
+    the others; it asks eps_fn(x, t, rows) with the marked samples' numbers.
     """
     x_u = step(schedule, x_t, eps_t, t, u)
     if projection == "euler":
         return x_u
-    if projection != "heun":
-        raise ValueError(f"unknown projection {projection!r}; use euler or heun")
+    if projection not in ("heun", "split"):
+        raise ValueError(f"unknown projection {projection!r}; use euler, heun or split")
     if eps_fn is None:
         raise ValueError("Heun's projection needs eps_fn, the denoiser as a function of (x, t)")
+    if projection == "split":
+        assert heun is not None
+        rows = heun.nonzero()[:, 0]
+        if not len(rows):
+            return x_u
+        some = functools.partial(eps_fn, rows=rows)
+        x = project("heun", schedule, x_t[rows], t[rows], u[rows], eps_t[rows], some)
+        return x_u.index_copy(0, rows, x)
     eps_u = eps_fn(x_u, schedule.noisy(u))
     eps_u = torch.where(expand(u == 0, x_t) > 0, eps_t, eps_u)
     return step(schedule, x_t, (eps_t + eps_u) / 2, t, u)

@@ -174,10 +174,10 @@ def check_a_class_conditional_model_tells_d_the_class():
     assert (model.cond_stage_model.embedding.weight != before).any()
 
 
-def check_a_concat_conditional_model_trains_with_heun():
+def check_a_concat_conditional_model_trains_with_heun(projection="heun"):
     """The second evaluation gets the same condition as the first."""
     model = build(
-        ogdm={"projection": "heun"},
+        ogdm={"projection": projection},
         concat_mode=True,
         cond_stage_key="shape",
         cond_stage_config={"target": "torch.nn.Identity"},
@@ -187,6 +187,11 @@ def check_a_concat_conditional_model_trains_with_heun():
     fit(model)
     assert model.observer.D.labels == 0 and notes[0]["label"] is None
     assert [n["evaluations"] for n in notes] == [2, 2]
+
+
+def check_a_concat_conditional_model_trains_with_split():
+    """The second evaluation gets the conditions of the noisy half."""
+    check_a_concat_conditional_model_trains_with_heun("split")
 
 
 def check_accumulated_gradients_are_those_of_the_whole_batch():

@@ -14,6 +14,8 @@ OTHER = {
     "k": ("0.35", 0.35),
     "gamma": ("0.5", 0.5),
     "t_max": ("0.7", 0.7),
+    "t_split": ("0.3", 0.3),
+    "split_weight": ("0.5", 0.5),
     "adversarial": ("hinge", "hinge"),
     "r1": ("0.25", 0.25),
     "r1_every": ("4", 4),
@@ -28,7 +30,7 @@ OTHER = {
     "seed": ("12345678901234567", 12345678901234567),  # past the last whole number of a float
 }
 BAD = [
-    ("projection", "midpoint", "euler or heun"),
+    ("projection", "midpoint", "euler or heun or split"),
     ("k", -0.1, r"\[0, 1\]"),
     ("k", 1.5, r"\[0, 1\]"),
     ("k", float("nan"), r"\[0, 1\]"),
@@ -38,6 +40,7 @@ BAD = [
     ("gamma", float("inf"), ">= 0"),
     ("gamma", None, ">= 0"),
     ("t_max", 1.1, r"\[0.0, 1.0\]"),
+    ("split_weight", -1, ">= 0"),
     ("adversarial", "wasserstein", "nonsaturating or hinge"),
     ("r1", -1e-9, ">= 0"),
     ("r1_every", 0, "whole number >= 1"),

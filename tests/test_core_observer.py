@@ -750,6 +750,37 @@ def test_above_t_max_nothing_is_asked_of_the_denoiser_and_below_nothing_changes(
     torch.testing.assert_close(gradients_of[1][~above], gradients_of[0][~above])
 
 
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("kind", ["vp", "ve"])
+def test_split_is_euler_up_to_t_split_and_heun_at_its_weight_up_to_t_max(kind, fused):
+    split = {"projection": "split", "t_split": 0.4, "split_weight": 0.25, "t_max": 0.8}
+    observers = [make_observer(kind, fused=fused, r1=0.0, **c)
+                 for c in ({}, {"projection": "heun"}, split)]  # fmt: skip
+    batch, s = make_batch(observers[0].schedule, n=32)
+    unit_t, net, asked = observers[0].schedule.unit_time(batch["t"]), TinyNet(), []
+
+    def eps_fn(x, t, rows=None):
+        asked.append(rows)
+        return net(x, t)
+
+    losses = [
+        o.observe(**batch, eps_t=net(batch["x_t"], batch["t"]), eps_fn=eps_fn, s=s)
+        for o in observers
+    ]
+    euler, heun, ours = (o._pending[0] for o in observers)
+    low, high = unit_t <= 0.4, (unit_t > 0.4) & (unit_t <= 0.8)
+    assert low.any() and high.any() and not (low | high).all()
+    assert asked[0] is None and asked[1].tolist() == high.nonzero()[:, 0].tolist()
+    torch.testing.assert_close(
+        ours.fake, torch.where(high[:, None, None, None], heun.fake, euler.fake)
+    )
+    weight = observers[2].config.gamma * (1.0 * low + 0.25 * high)
+    torch.testing.assert_close(losses[2], weight * ours.emission)
+    losses[2].sum().backward()
+    observers[2].step(1.0)
+    assert len(observers[2].per_sample["t"]) == 32
+
+
 @pytest.mark.parametrize("kind", ["paper", "light"])
 def test_the_mapping_learns_at_its_own_rate_and_resumes(kind):
     """Adam's first step moves every weight by the learning rate, up to its epsilon."""

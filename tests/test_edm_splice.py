@@ -46,9 +46,8 @@ def flip(images):
     return images.flip(3), torch.full((len(images), 1), 0.25)
 
 
-def observed(projection="euler", gamma=0.1, fine_tuned=False, augment_labels="keep"):
-    config = OGDMConfig(projection=projection, gamma=gamma, k=0.3, d_width=0.02,
-                        augment_labels=augment_labels)  # fmt: skip
+def observed(projection="euler", gamma=0.1, fine_tuned=False, **settings):
+    config = OGDMConfig(projection=projection, gamma=gamma, k=0.3, d_width=0.02, **settings)
     torch.manual_seed(0)
     net = Net()
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
@@ -132,6 +131,17 @@ def test_heun_asks_the_network_once_more_with_the_same_labels_and_dropout():
     assert (u < sigma.flatten()).all()
     total.sum().backward()
     assert net.conv.weight.grad.isfinite().all()
+
+
+def test_split_asks_the_network_again_with_the_labels_of_the_noisy_images():
+    session, net, loss_fn = observed("split", t_split=0.42)
+    images, labels = batch()
+    loss = loss_fn(net=net, images=images, labels=labels, augment_pipe=flip)
+    session.add_emission(loss).sum().backward()
+    (_, sigma, *_), (x, _, class_labels, augment_labels) = net.calls
+    high = session.observer.schedule.unit_time(sigma.flatten()) > 0.42
+    assert 0 < int(high.sum()) < 4 and len(x) == len(augment_labels) == int(high.sum())
+    assert torch.equal(class_labels, labels[high])
 
 
 def test_emission_reaches_the_network_through_both_of_heuns_evaluations():

@@ -11,7 +11,7 @@ import torch
 from ogdm_core import DiscreteVP, Observer, OGDMConfig
 from ogdm_core.random import global_state, set_global_state
 from ogdm_core.splice import diffusers, resume, resume_adm, sampling
-from ogdm_core.splice.recorder import Recorder, lr_scale
+from ogdm_core.splice.recorder import Recorder, lr_scale, rows_of
 
 
 def parser() -> argparse.ArgumentParser:
@@ -97,6 +97,45 @@ def test_heuns_second_pass_of_a_diffusers_model_has_the_dropout_of_the_first():
     x, t = torch.randn(2, 1, 8, 8), torch.tensor([300, 700])
     diffusers.training_loss(unet, x, torch.randn_like(x), t, schedule, observer=observer)
     assert len(masks) == 2 and torch.equal(*masks)
+
+
+def test_some_rows_of_a_condition_whatever_holds_it():
+    a, rows = torch.arange(6).reshape(3, 2), torch.tensor([2, 0])
+    picked = rows_of({"y": a, "c": [a, None]}, rows)
+    assert torch.equal(picked["y"], a[rows]) and torch.equal(picked["c"][0], a[rows])
+    assert picked["c"][1] is None and rows_of(a, None) is a
+
+
+def test_split_evaluates_a_diffusers_model_again_at_the_labels_of_the_noisy_samples():
+    seen = []
+
+    def unet(x, t, class_labels=None):
+        seen.append((len(x), class_labels.tolist()))
+        return argparse.Namespace(sample=x)
+
+    schedule = DiscreteVP.linear()
+    observer = Observer(OGDMConfig(projection="split", d_width=0.02), schedule, 1, 8, labels=9)
+    x, t, label = torch.randn(3, 1, 8, 8), torch.tensor([700, 300, 800]), torch.tensor([4, 5, 6])
+    diffusers.training_loss(
+        unet, x, torch.randn_like(x), t, schedule, label=label, observer=observer
+    )
+    assert seen == [(3, [4, 5, 6]), (2, [4, 6])]
+
+
+def test_the_plain_loss_may_be_that_of_x_0_between_two_weights():
+    schedule, x_0 = DiscreteVP.linear(), torch.randn(3, 1, 8, 8)
+    eps, t = torch.randn_like(x_0), torch.tensor([10, 400, 900])  # sigma 0.04, 2 and 57
+
+    def unet(x, t, class_labels=None):
+        return argparse.Namespace(sample=torch.zeros_like(x))
+
+    sigma2 = float(schedule.sigma(t)[1]) ** 2
+    assert 1 < sigma2 < 30
+    weight = torch.tensor([1, sigma2, 30])
+    loss, _ = diffusers.training_loss(unet, x_0, eps, t, schedule, x0_weight=30.0)
+    torch.testing.assert_close(loss, (weight * eps.square().mean((1, 2, 3))).mean())
+    plain, _ = diffusers.training_loss(unet, x_0, eps, t, schedule)
+    torch.testing.assert_close(plain, eps.square().mean())
 
 
 def test_the_rate_is_measured_against_the_one_the_optimiser_was_built_with():

@@ -18,7 +18,7 @@ from ..observer import Observer
 from ..schedule import DiscreteVP
 from ..solvers import EpsFn
 from . import data_adm, resume_adm
-from .recorder import Recorder, lr_scale
+from .recorder import Recorder, lr_scale, rows_of
 
 Upstream: Any = object  # TrainLoop, once it is mixed in
 
@@ -47,13 +47,14 @@ def make_eps_fn(diffusion, model, model_kwargs: dict[str, Tensor], clip: bool = 
     # Past DDP's wrapper: the second pass of Heun's projection must not announce another backward.
     model = getattr(model, "module", model)
 
-    def eps_fn(x: Tensor, t: Tensor) -> Tensor:
+    def eps_fn(x: Tensor, t: Tensor, rows: Tensor | None = None) -> Tensor:
+        kwargs = rows_of(model_kwargs, rows)
         index = (t - 1).long()
         if t.is_floating_point():  # upstream's wrapper looks times up in a table of whole ones
             time = (t - 1) * (1000 / diffusion.num_timesteps if diffusion.rescale_timesteps else 1)
-            output = model(x, time, **model_kwargs)
+            output = model(x, time, **kwargs)
         else:
-            output = diffusion._wrap_model(model)(x, index, **model_kwargs)
+            output = diffusion._wrap_model(model)(x, index, **kwargs)
         eps = to_eps(diffusion, output, x, index)
         if clip:
             x_0 = diffusion._predict_xstart_from_eps(x_t=x, t=index, eps=eps).clamp(-1, 1)

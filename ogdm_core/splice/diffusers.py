@@ -10,7 +10,7 @@ from torch import Tensor
 from ..observer import Observer
 from ..schedule import DiscreteVP, expand
 from ..solvers import EpsFn
-from .recorder import Recorder
+from .recorder import Recorder, rows_of
 
 
 def schedule_of(scheduler, sigma_data: float = 0.5) -> DiscreteVP:
@@ -49,8 +49,9 @@ def make_eps_fn(
 ) -> EpsFn:
     """The network as eps(x [N, ...], t [N]), with t = 1..T."""
 
-    def eps_fn(x: Tensor, t: Tensor) -> Tensor:
-        return to_eps(unet(x, t - 1, class_labels=label).sample, x, t, schedule, kind)
+    def eps_fn(x: Tensor, t: Tensor, rows: Tensor | None = None) -> Tensor:
+        output = unet(x, t - 1, class_labels=rows_of(label, rows)).sample
+        return to_eps(output, x, t, schedule, kind)
 
     return eps_fn
 
@@ -64,19 +65,27 @@ def training_loss(
     kind: str = "epsilon",
     label: Tensor | None = None,
     observer: Observer | None = None,
+    x0_weight: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
     """L_transition + gamma L_emission, and L_transition alone: two scalars.
 
     One forward pass of the network serves both terms (Heun's projection takes one more).
+    An error of eps is sigma times as large in x_0. With `x0_weight` above 1, L_transition is
+    weighted by sigma^2, held between 1 and this number: the loss of x_0 where sigma is in between.
     """
     x_t, network = schedule.diffuse(x_0, eps, t), Recorder(unet)
     prediction = network(x_t, t - 1, class_labels=label).sample.float()
     target = target_of(x_0, eps, t, schedule, kind)
-    transition = (prediction - target).square().mean()
+    error = (prediction - target).square()
+    if x0_weight > 1:
+        error = error * expand(schedule.sigma(t).square().clamp(1, x0_weight), error)
+    transition = error.mean()
     if observer is None:
         return transition, transition.detach()
     emission = observer.observe(
         x_0=x_0, eps=eps, x_t=x_t, t=t, eps_t=to_eps(prediction, x_t, t, schedule, kind),
-        eps_fn=make_eps_fn(unet, schedule, kind, label), label=label, rng=network.rng,
+        # Past DDP's wrapper: a second pass must not announce another backward.
+        eps_fn=make_eps_fn(getattr(unet, "module", unet), schedule, kind, label), label=label,
+        rng=network.rng,
     )  # fmt: skip
     return transition + emission.mean(), transition.detach()

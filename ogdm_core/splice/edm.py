@@ -24,7 +24,7 @@ from ..observer import Observer
 from ..random import replayed, set_torch_state, torch_state
 from ..schedule import RHO, KarrasVE, expand
 from ..solvers import EpsFn
-from .recorder import Recorder, lr_scale
+from .recorder import Recorder, lr_scale, rows_of
 from .resume_edm import Continued, check, checkpoint, load_state, newest
 
 __all__ = ["Continued", "load_state", "session", "train_options", "training_kwargs"]  # the patch's
@@ -47,8 +47,9 @@ def to_eps(denoised: Tensor, x_t: Tensor, sigma: Tensor) -> Tensor:
 def make_eps_fn(net, labels: Tensor | None = None, **kwargs) -> EpsFn:
     """The denoiser as eps(x [N, C, H, W], sigma [N])."""
 
-    def eps_fn(x: Tensor, sigma: Tensor) -> Tensor:
-        return to_eps(net(x, sigma, labels, **kwargs), x, sigma)
+    def eps_fn(x: Tensor, sigma: Tensor, rows: Tensor | None = None) -> Tensor:
+        denoised = net(x, sigma, rows_of(labels, rows), **rows_of(kwargs, rows))
+        return to_eps(denoised, x, sigma)
 
     return eps_fn
 

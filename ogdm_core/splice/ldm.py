@@ -25,7 +25,7 @@ from ..distributed import print_once
 from ..observer import Observer
 from ..schedule import DiscreteVP
 from ..solvers import EpsFn
-from .recorder import Recorder, lr_scale
+from .recorder import Recorder, lr_scale, rows_of
 
 CHECKPOINT_KEY = "ogdm"
 Upstream: Any = object  # LatentDiffusion, once it is mixed in
@@ -56,8 +56,9 @@ def to_eps(model, output: Tensor, x_t: Tensor, index: Tensor) -> Tensor:
 def make_eps_fn(model, cond: Any = None) -> EpsFn:
     """The denoiser as eps(x [N, C, H, W], t [N]), with t = 1..T or between, under `cond`."""
 
-    def eps_fn(x: Tensor, t: Tensor) -> Tensor:
-        return to_eps(model, model.apply_model(x, t - 1, cond), x, (t - 1).long())
+    def eps_fn(x: Tensor, t: Tensor, rows: Tensor | None = None) -> Tensor:
+        output = model.apply_model(x, t - 1, rows_of(cond, rows))
+        return to_eps(model, output, x, (t - 1).long())
 
     return eps_fn
 

@@ -40,6 +40,8 @@ def parser() -> argparse.ArgumentParser:
     add("--anneal", action="store_true", help="lower both learning rates linearly to 0")
     add("--ema", type=share, help="decay of the weights' average (default: over the last tenth of "
         "the run so far, at most 0.999)")  # fmt: skip
+    add("--x0-weight", type=number(float, 1), default=1.0, metavar="MOST", help="weight the plain "
+        "loss by sigma^2, held between 1 and this number (default: 1)")  # fmt: skip
     add("--flip", action="store_true", help="mirror images at random")
     add("--mixed-precision", choices=("no", "fp16", "bf16"), default="no")
     add("--seed", type=seed, default=0, help="seed of data order and noise (default: 0)")

@@ -126,6 +126,8 @@ class Trainer:
             raise ValueError(f"the model is class-conditional and {args.data} has no labels")
         self.schedule = schedule_of(self.scheduler)
         self.kind = self.scheduler.config.prediction_type
+        if args.x0_weight > 1 and self.kind != "epsilon":
+            raise ValueError(f"--x0-weight is for models that predict epsilon, not {self.kind}")
         device = self.accelerator.device
         self.unet.to(device).train()
         self.ema = EMAModel(
@@ -227,8 +229,9 @@ class Trainer:
             sync = contextlib.nullcontext() if last else self.accelerator.no_sync(self.ddp)
             with sync, self.accelerator.autocast():
                 loss, transition = training_loss(
-                    self.ddp, x_0, eps, t, self.schedule, self.kind, label, self.observer
-                )
+                    self.ddp, x_0, eps, t, self.schedule, self.kind, label, self.observer,
+                    a.x0_weight,
+                )  # fmt: skip
                 self.accelerator.backward(loss / a.accumulate)
             total += transition / a.accumulate
         scale = 1 - self.step / a.steps if a.anneal else 1.0
@@ -298,7 +301,7 @@ class Trainer:
         """The settings of a run; those not in FREE must not change between stop and resume."""
         a = self.args
         keep = ("data", "size", "model", "batch_size", "accumulate", "lr", "ema", "seed", "flip",
-                "mixed_precision")  # fmt: skip
+                "mixed_precision", "x0_weight")  # fmt: skip
         return {name: getattr(a, name) for name in keep} | {
             "unet": None
             if a.model

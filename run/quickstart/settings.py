@@ -18,9 +18,10 @@ class Experiment:
     steps: int  # of each fine-tune
     samples: int  # per sampler and NFE
     finetune: str = FINETUNE  # flags of both fine-tunes
-    k: float = 0.35
-    gamma: float = 0.06  # hinge: half of it
-    t_max: float = 0.7
+    # OGDM's settings; gamma is halved for the hinge form
+    ogdm: Mapping[str, object] = field(
+        default_factory=lambda: {"k": 0.35, "gamma": 0.06, "t_max": 0.7}
+    )
     # time grid by cell: the baseline's best, for Euler, S-PNDM and F-PNDM of linear and quadratic
     # only; the model's own where none is given
     times: Mapping[str, str] = field(default_factory=dict)
@@ -30,8 +31,8 @@ class Experiment:
 EXPERIMENTS = {
     "mnist": Experiment(
         "--channels 8,16,32 --attention 4 --scale-shift --steps 9000 --lr 2e-3 --anneal",
-        HERE / "baseline-mnist", 1000, 2500, "--lr 2e-4 --ema 0.995 --anneal",
-        k=0.3, gamma=0.08, t_max=0.45,
+        HERE / "baseline-mnist", 1000, 2500, "--lr 4e-4 --x0-weight 30 --ema 0.995 --anneal",
+        ogdm={"projection": "split", "k": 0.3, "gamma": 0.15, "t_max": 0.85},
         times={"heun-11": "karras", "unipc-10": "karras"} | dict.fromkeys(
             ("euler-10", "euler-25", "s-pndm-10", "f-pndm-15", "f-pndm-25", "dpmpp-2m-5",
              "unipc-5"), "quadratic"),
@@ -40,7 +41,7 @@ EXPERIMENTS = {
     "digits": Experiment("--channels 8,16 --steps 8000 --lr 8e-4", HERE / "baseline-digits",
                          2000, 2500),
 }  # fmt: skip
-OGDM = {"ogdm_d_kind": "light", "ogdm_fused": True}
+OGDM = {"d_kind": "light", "fused": True}
 
 
 def fill_in(args: argparse.Namespace) -> None:
@@ -48,8 +49,8 @@ def fill_in(args: argparse.Namespace) -> None:
     if args.ogdm_recipe is not None:
         return
     experiment = EXPERIMENTS.get(args.data, EXPERIMENTS["digits"])
-    gamma = experiment.gamma / (2 if args.ogdm_adversarial == "hinge" else 1)
-    values = OGDM | {"ogdm_k": experiment.k, "ogdm_gamma": gamma, "ogdm_t_max": experiment.t_max}
-    for name, value in values.items():
-        if getattr(args, name) is None:
-            setattr(args, name, value)
+    for name, value in (OGDM | experiment.ogdm).items():
+        if name == "gamma" and args.ogdm_adversarial == "hinge":
+            value /= 2
+        if getattr(args, f"ogdm_{name}") is None:
+            setattr(args, f"ogdm_{name}", value)
