@@ -54,23 +54,24 @@ class Model:
     def draw(
         self, noise: Tensor, sampler: str, nfe: int, *,
         discretisation: str | None = None, guide: Guide | None = None, weight: float = 1.0,
+        batch: int = BATCH,
     ) -> Tensor:  # fmt: skip
         """Samples [N, C, H, W] in [-1, 1], on the CPU; `guide` corrects eps once per step."""
         labels, parts = self.labels(len(noise)), []
         progress = Progress(f"{sampler} {nfe}: image", len(noise))
-        for i in range(0, len(noise), BATCH):
-            label = None if labels is None else labels[i : i + BATCH]
+        for i in range(0, len(noise), batch):
+            label = None if labels is None else labels[i : i + batch]
             eps_fn = self.eps_fn(label)
             if guide is not None:
                 turns = once_per_step(sampler, nfe)
                 eps_fn = guided(eps_fn, guide, self.schedule, weight, label, turns)
             x = sample(
-                eps_fn, self.schedule.prior(noise[i : i + BATCH].to(self.device)), self.schedule,
+                eps_fn, self.schedule.prior(noise[i : i + batch].to(self.device)), self.schedule,
                 sampler=sampler, nfe=nfe, discretisation=discretisation,
                 generator=generator_of("steps", i, device=self.device),
             )  # fmt: skip
             parts.append(x.clamp(-1, 1).cpu())
-            progress.update(min(i + BATCH, len(noise)))
+            progress.update(min(i + batch, len(noise)))
         return torch.cat(parts)
 
 
