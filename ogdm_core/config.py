@@ -32,7 +32,7 @@ class OGDMConfig:
     """Settings of observation-guided training. A bad value raises ValueError at once."""
 
     # fmt: off
-    projection: str     = _setting("euler", "solver step Phi that projects x_t to x_{t-s}; split: Euler's up to t_split, Heun's above", choices=("euler", "heun", "split"))
+    projection: str     = _setting("euler", "solver step Phi that projects x_t to x_{t-s}; split: Euler's up to t_split, Heun's from there to t_max", choices=("euler", "heun", "split"))
     k: float            = _setting(0.2, "lookahead range: s ~ U(1, min(t, floor(k T)))", low=0, high=1)
     gamma: float        = _setting(0.025, "weight of the emission loss", low=0.0)
     t_max: float        = _setting(1.0, "highest t whose emission loss counts, as a fraction of T", low=0.0, high=1.0)

@@ -8,8 +8,8 @@ A trainer touches the method in four places:
     state = observer.state_dict()                                 # 4. save and load it
 
 The trainer's own forward pass is handed over, not repeated: Euler's projection costs no evaluation
-of the denoiser, Heun's one, split's one of the samples above t_split, D's step none. The observer
-never touches the global random state.
+of the denoiser, Heun's one, split's one for the samples that it projects by Heun's step, D's step
+none. The observer never touches the global random state.
 """
 
 import contextlib
@@ -108,11 +108,12 @@ class Observer:
         x_0, eps   the clean images and the unit noise behind x_t = a_t x_0 + b_t eps
         x_t, t     the denoiser's input [N, C, H, W] and its time [N] in the schedule's own terms
         eps_t      the denoiser's output at (x_t, t), from the trainer's own forward pass
-        eps_fn     the denoiser as a function of (x, t); only Heun's projection calls it, once, and
-                   split with a third argument, the numbers of the samples that x holds
+        eps_fn     the denoiser as a function of (x, t), which only Heun's projection calls, once;
+                   for split a function of (x, t, rows), with the numbers of the samples in x
         s          lookahead [N]; drawn if absent
         rng        `random.torch_state` before the trainer's forward pass; Heun's second pass then
-                   has the dropout masks of the first, since its step is one network's
+                   has the dropout masks of the first, since its step is one network's; split's,
+                   which has some of the samples only, has others
         """
         c, schedule = self.config, self.schedule
         with torch.no_grad():
@@ -231,7 +232,8 @@ class Observer:
         }
 
     def stats(self) -> dict[str, float]:
-        """Means since the last call, on this rank. Reading them is the only host sync."""
+        """Means since the last call, on this rank. Reading them is the only host sync,
+        but for split's, which looks for the samples that it evaluates again."""
         means = {name: float(total) / count for name, (total, count) in self._sums.items()}
         self._sums = {}
         return means | {"skipped": float(self.skipped)}

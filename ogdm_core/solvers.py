@@ -8,7 +8,6 @@ and differs only in the eps that it feeds: Euler (= DDIM) the network's at t, He
 network's at t and at the Euler step's end u.
 """
 
-import functools
 from collections.abc import Callable
 
 import torch
@@ -49,14 +48,17 @@ def project(
     if projection not in ("heun", "split"):
         raise ValueError(f"unknown projection {projection!r}; use euler, heun or split")
     if eps_fn is None:
-        raise ValueError("Heun's projection needs eps_fn, the denoiser as a function of (x, t)")
+        raise ValueError("Heun's projection needs eps_fn, the denoiser as a function of (x, t); "
+                         "split one of (x, t, rows)")  # fmt: skip
     if projection == "split":
         assert heun is not None
         rows = heun.nonzero()[:, 0]
         if not len(rows):
             return x_u
-        some = functools.partial(eps_fn, rows=rows)
-        x = project("heun", schedule, x_t[rows], t[rows], u[rows], eps_t[rows], some)
+        x = project(
+            "heun", schedule, x_t[rows], t[rows], u[rows], eps_t[rows],
+            lambda x, t: eps_fn(x, t, rows),
+        )  # fmt: skip
         return x_u.index_copy(0, rows, x)
     eps_u = eps_fn(x_u, schedule.noisy(u))
     eps_u = torch.where(expand(u == 0, x_t) > 0, eps_t, eps_u)

@@ -112,7 +112,8 @@ def main(clone: str, cases: str) -> None:
     from torch_utils import distributed, misc
     from training.training_loop import training_loop
 
-    atexit.register(lambda: torch.distributed.is_initialized() and os._exit(3))  # runs last
+    if not torch.cuda.is_available():  # runs last: gloo's group must be gone by then
+        atexit.register(lambda: torch.distributed.is_initialized() and os._exit(3))
     distributed.init()
     for case in json.loads(Path(cases).read_text()):
         run(case, training_loop, misc)

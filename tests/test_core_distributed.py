@@ -7,7 +7,8 @@ from torch import distributed as dist
 from torch import multiprocessing as mp
 
 STEPS = 3
-VARIANTS = {"plain": {}, "fused": {"fused": True}, "heun": {"projection": "heun"}}
+VARIANTS = {"plain": {}, "fused": {"fused": True}, "heun": {"projection": "heun"},
+            "split": {"projection": "split"}}  # fmt: skip
 
 
 def train(settings, rank=None):

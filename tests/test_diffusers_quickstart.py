@@ -132,6 +132,8 @@ def test_flags_of_the_method_replace_the_defaults_of_the_job():
     digits = OGDMConfig(k=0.35, gamma=0.06, t_max=0.7, d_kind="light", fused=True)
     assert given("--data", "digits") == digits
     assert given("--ogdm-gamma", "0.5") == dataclasses.replace(given(), gamma=0.5)
+    euler = given("--ogdm-projection", "euler")  # and so has the projection
+    assert (euler.k, euler.gamma, euler.t_max) == (0.3, 0.08, 0.45)
     hinge = given("--ogdm-adversarial", "hinge")  # each form has a weight of its own
     assert (hinge.adversarial, hinge.gamma) == ("hinge", 0.075)
     assert given("--ogdm-adversarial", "hinge", "--ogdm-gamma", "0.5").gamma == 0.5

@@ -174,6 +174,26 @@ def test_a_short_run_is_averaged_over_its_own_end(tmp_path):
     assert far["default"] < far["fixed"] / 2
 
 
+def test_a_file_from_before_the_weight_was_made_without_it(tmp_path, capsys):
+    folder = run(tmp_path / "run", steps=1)
+    state = torch.load(folder / train.CHECKPOINT, weights_only=True)
+    del state["run"]["x0_weight"]
+    torch.save(state, folder / train.CHECKPOINT)
+    with pytest.raises(SystemExit):
+        run(folder, "--x0-weight", "9", steps=2)
+    assert "x0_weight: 1.0 there, 9.0 here" in capsys.readouterr().err
+    run(folder, steps=2)
+
+
+def test_only_errors_of_eps_are_weighted_as_errors_of_x_0(tmp_path, capsys):
+    folder = run(tmp_path / "run", steps=1)
+    config = folder / "scheduler" / "scheduler_config.json"
+    config.write_text(config.read_text().replace('"epsilon"', '"v_prediction"'))
+    with pytest.raises(SystemExit):
+        run(tmp_path / "more", "--model", str(folder), "--x0-weight", "9", steps=1)
+    assert "--x0-weight is for models that predict epsilon, not v" in capsys.readouterr().err
+
+
 def test_annealing_lets_both_rates_fall_and_fixes_the_length(tmp_path, capsys):
     folder = run(tmp_path / "run", *OGDM, "--anneal", "--lr", "0.008", steps=4)
     state = torch.load(folder / train.CHECKPOINT, weights_only=True)
@@ -187,6 +207,7 @@ def test_annealing_lets_both_rates_fall_and_fixes_the_length(tmp_path, capsys):
 def test_a_run_is_not_continued_with_other_settings(trained, capsys):
     for flags, words in [
         (["--ema", "0.5"], "was made with other settings (ema: None there, 0.5 here); repeat"),
+        (["--x0-weight", "9"], "x0_weight: 1.0 there, 9.0 here"),
         (["--channels", "16,8"], "was made with other settings (unet: ['8,8'"),
         (["--ogdm-d-width", "0.5", "--batch-size", "3"], "ogdm_d_width: "),
         (["--ogdm", "false"], "was made with other settings (ogdm: True there, False here)"),
@@ -284,6 +305,23 @@ def test_class_labels_reach_the_denoiser_and_d(tmp_path):
 def test_bf16_and_accumulation_train(tmp_path):
     folder = run(tmp_path / "bf16", "--mixed-precision", "bf16", "--accumulate", "2", *OGDM)
     assert all(torch.isfinite(w).all() for w in weights(folder).values())
+
+
+def test_one_of_two_processes_may_have_nothing_to_evaluate_again(tmp_path):
+    most = []
+    for rank in range(2):  # the times that the next test finds, too
+        torch.manual_seed(rank)
+        most.append(int(torch.randint(1, 1001, (8,)).max()))
+    assert most[0] != most[1]
+    split = ["--ogdm-projection", "split", "--ogdm-t-split", str(sum(most) / 2000)]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    command += ["-m", "ogdm_core.trainer", *TINY, *OGDM, *split, "--steps", "2", "--output"]
+    env = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, str(tmp_path / "two")], capture_output=True, text=True, env=env, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert torch.load(tmp_path / "two" / train.CHECKPOINT, weights_only=True)["step"] == 2
 
 
 def test_two_processes_average_their_gradients(tmp_path):

@@ -43,7 +43,7 @@ class Loss:
 
 
 def flip(images):
-    return images.flip(3), torch.full((len(images), 1), 0.25)
+    return images.flip(3), torch.arange(len(images))[:, None] / 4
 
 
 def observed(projection="euler", gamma=0.1, fine_tuned=False, **settings):
@@ -76,7 +76,7 @@ def test_projection_sees_what_the_loss_saw(monkeypatch):
     x_t, sigma, _, augment_labels = net.calls[0]
     assert len(net.calls) == 1, "Euler's projection evaluates nothing"
     assert torch.equal(given["x_0"], images.flip(3))
-    assert torch.equal(augment_labels, torch.full((4, 1), 0.25))
+    assert torch.equal(augment_labels, flip(images)[1])
     assert torch.equal(given["t"], sigma.flatten())
     assert torch.equal(given["x_t"], inner.y + inner.n)
     assert torch.allclose(given["eps"], inner.n / sigma, atol=1e-6)
@@ -127,7 +127,7 @@ def test_heun_asks_the_network_once_more_with_the_same_labels_and_dropout():
     (_, sigma, *_), (_, u, class_labels, augment_labels) = net.calls
     assert torch.equal(masks[0], masks[1]) and masks[0].any()
     assert torch.equal(class_labels, labels)
-    assert torch.equal(augment_labels, torch.full((4, 1), 0.25))
+    assert torch.equal(augment_labels, flip(images)[1])
     assert (u < sigma.flatten()).all()
     total.sum().backward()
     assert net.conv.weight.grad.isfinite().all()
@@ -140,8 +140,9 @@ def test_split_asks_the_network_again_with_the_labels_of_the_noisy_images():
     session.add_emission(loss).sum().backward()
     (_, sigma, *_), (x, _, class_labels, augment_labels) = net.calls
     high = session.observer.schedule.unit_time(sigma.flatten()) > 0.42
-    assert 0 < int(high.sum()) < 4 and len(x) == len(augment_labels) == int(high.sum())
+    assert 0 < int(high.sum()) < 4 and len(x) == int(high.sum())
     assert torch.equal(class_labels, labels[high])
+    assert torch.equal(augment_labels, flip(images)[1][high])
 
 
 def test_emission_reaches_the_network_through_both_of_heuns_evaluations():

@@ -21,6 +21,12 @@ def jobs_of(argv, tmp_path):
     return args, arms, [sweep.score_job(args, arm, classifier) for arm in arms]
 
 
+def test_the_fine_tunes_are_those_of_the_datas_quickstart(tmp_path):
+    _, arms, jobs = jobs_of(["--data", "mnist", "--set", "k=0.1"], tmp_path)
+    assert arms[-1].config.projection == "split"
+    assert all("--x0-weight" in job.needs[0].settings["finetune"] for job in jobs)
+
+
 def test_the_grid_is_every_combination_and_a_control_per_seed(tmp_path):
     args, arms, jobs = jobs_of(["--set", "k=0.1,0.2", "--set", "t_max=0.7,1", "--set", "gamma=0.01",
                                 "--seeds", "0,1", "--ogdm-d-kind", "light"], tmp_path)  # fmt: skip

@@ -318,7 +318,8 @@ class Trainer:
         again = f"delete it to start over, or go on from the last model: --model {path.parent}"
         with reading(path, again):
             state = torch.load(path, map_location=self.accelerator.device, weights_only=True)
-        differ = compare(_flat(state["run"]), _flat(self._identity()))
+        saved = {"x0_weight": 1.0} | state["run"]  # a file from before that flag lacks it
+        differ = compare(_flat(saved), _flat(self._identity()))
         if fixed := set(differ) - FREE:
             raise ValueError(
                 f"{path} was made with other settings ({listed(differ, fixed)}); repeat the first "

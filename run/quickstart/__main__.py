@@ -7,9 +7,9 @@ noise with six samplers at several NFEs, and FID and recall are measured.
     run/quickstart.sh --out out/quickstart
 
 writes results.json, fid_vs_nfe.png, samples.png, trajectory.png and report.html. A run that
-was stopped continues with the same command. Unless the flags say otherwise, OGDM runs with k 0.3,
-gamma 0.08 and t_max 0.45 (digits: 0.35, 0.06 and 0.7; half of gamma with hinge) and the light
-discriminator, fused.
+was stopped continues with the same command. Unless the flags say otherwise, OGDM runs with the
+split projection, k 0.3, gamma 0.15 and t_max 0.85 (another projection: gamma 0.08, t_max 0.45;
+digits: Euler's, 0.35, 0.06 and 0.7; half of gamma with hinge) and the light discriminator, fused.
 """
 
 from __future__ import annotations

@@ -211,8 +211,8 @@ Seeds: {", ".join(map(str, config["seeds"]))}.</p>
 ({100 * results["classifier_accuracy"]:.1f} % right on held-out images), with {config["samples"]}
 images per cell. They are not Inception features: compare these numbers with each other only. One
 half of the real images against the other half scores {results["half_fid"]:.2f}. "times" is the
-sampler's time grid; on MNIST it is the baseline's best (for Euler, S-PNDM and F-PNDM the better of
-linear and quadratic) and, behind a slash, OGDM's where that is another one.</p>
+sampler's time grid; on MNIST it is the best one of the control's first seed (for Euler, S-PNDM and
+F-PNDM the better of linear and quadratic) and, behind a slash, of OGDM's where that is another.</p>
 <table>{row(COLUMNS, "th")}{"".join(map(row, lines(results)))}</table>
 <h2>How it was made</h2>
 <pre>{html.escape(results["command"])}</pre>

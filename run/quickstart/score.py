@@ -21,7 +21,7 @@ from ogdm_core.samplers import sample
 from ogdm_core.solvers import step
 from ogdm_core.trainer import images as data_sets
 from ogdm_core.trainer.train import check_model
-from run.draw import Model
+from run.draw import BATCH, Model
 from run.evaluate import classifier as features
 from run.evaluate import metrics
 
@@ -115,7 +115,7 @@ def main(argv: list[str] | None = None) -> int:
     half_fid = metrics.fid(*half.tensor_split(2))
     generator = torch.Generator().manual_seed(args.noise_seed)
     noise = torch.randn((args.samples, *images.shape), generator=generator)
-    batch = max(64, 2**16 // noise[0, 0].numel())  # images of 16x16: 256
+    batch = max(BATCH, 2**16 // noise[0, 0].numel())  # small images are faster in large batches
     everywhere = args.discretisation.get("", model.schedule.spacing)
 
     def times(sampler: str, nfe: int) -> str:

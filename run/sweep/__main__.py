@@ -18,7 +18,7 @@ from pathlib import Path
 
 from ogdm_core import flags
 from ogdm_core.config import OGDMConfig
-from run.quickstart.settings import EXPERIMENTS, FINETUNE, fill_in
+from run.quickstart.settings import EXPERIMENTS, experiment_of, fill_in
 from run.tables.jobs import Job, chain, module
 from run.tables.workflow import workflow
 
@@ -96,14 +96,14 @@ def score_job(args: argparse.Namespace, arm: Arm, classifier: Path) -> Job:
         str(Path(name).absolute()) if Path(name).exists() and name not in EXPERIMENTS else name
         for name in (args.data, args.model)
     )
-    ogdm = flags.to_words(arm.config) if arm.config else []
+    ogdm, finetune = flags.to_words(arm.config) if arm.config else [], experiment_of(args).finetune
     train_words = ["--data", data, "--model", model, "--steps", args.steps, "--seed", arm.seed,
-                   *FINETUNE.split(), *ogdm]  # fmt: skip
+                   *finetune.split(), *ogdm]  # fmt: skip
     score_words = ["--data", data, "--samples", args.samples, "--cells", args.cells,
                    "--classifier", classifier]  # fmt: skip
     train = Job(
         arm.name, "train", args.out,
-        {"steps": args.steps, "seed": arm.seed, "finetune": FINETUNE,
+        {"steps": args.steps, "seed": arm.seed, "finetune": finetune,
          "ogdm": arm.config and arm.config.to_dict()},
         lambda folder: module("ogdm_core.trainer", *train_words, "--output", folder),
         "unet", inputs=(f"{model}/unet/diffusion_pytorch_model.safetensors", data),
