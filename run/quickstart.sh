@@ -6,7 +6,7 @@
 #   run/quickstart.sh                       MNIST at 16x16: two fine-tunes side by side, minutes
 #   run/quickstart.sh --data digits         8x8 digits and a smaller U-Net
 #   run/quickstart.sh --seeds 0,1,2         means over three pairs of fine-tunes
-#   run/quickstart.sh --control-steps 1300  a longer control, for as much time as OGDM took
+#   run/quickstart.sh --control-steps 2800  a longer control, for as much time as OGDM took
 #   run/quickstart.sh --from-scratch        trains the baseline, too
 #   run/quickstart.sh --ogdm-adversarial hinge --ogdm-gamma 0.02
 #                                           any setting of the method may be changed
