@@ -307,6 +307,18 @@ def test_bf16_and_accumulation_train(tmp_path):
     assert all(torch.isfinite(w).all() for w in weights(folder).values())
 
 
+def two_processes(folder, *flags):
+    """The checkpoint of one step in two processes."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    command += ["-m", "ogdm_core.trainer", *TINY, *flags, "--steps", "1", "--output", str(folder)]
+    env = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=300)
+    assert done.returncode == 0, done.stderr
+    state = torch.load(folder / train.CHECKPOINT, weights_only=True)
+    assert state["run"]["processes"] == 2
+    return state
+
+
 def test_one_of_two_processes_may_have_nothing_to_evaluate_again(tmp_path):
     most = []
     for rank in range(2):  # the times that the next test finds, too
@@ -314,27 +326,12 @@ def test_one_of_two_processes_may_have_nothing_to_evaluate_again(tmp_path):
         most.append(int(torch.randint(1, 1001, (8,)).max()))
     assert most[0] != most[1]
     split = ["--ogdm-projection", "split", "--ogdm-t-split", str(sum(most) / 2000)]
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    command += ["-m", "ogdm_core.trainer", *TINY, *OGDM, *split, "--steps", "2", "--output"]
-    env = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*command, str(tmp_path / "two")], capture_output=True, text=True, env=env, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    assert torch.load(tmp_path / "two" / train.CHECKPOINT, weights_only=True)["step"] == 2
+    state = two_processes(tmp_path / "two", *OGDM, *split)
+    assert state["step"] == state["observer"]["steps"] == 1
 
 
 def test_two_processes_average_their_gradients(tmp_path):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    command += ["-m", "ogdm_core.trainer", *TINY, "--steps", "1", "--output"]
-    env = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*command, str(tmp_path / "two")], capture_output=True, text=True, env=env
-    )
-    assert done.returncode == 0, done.stderr
-    two = torch.load(tmp_path / "two" / train.CHECKPOINT, weights_only=True)
-    assert two["run"]["processes"] == 2
-
+    two = two_processes(tmp_path / "two")
     images = data_sets.digits()
     torch.manual_seed(0)
     unet = train.build_unet(images, [8, 8], 1, 0)
