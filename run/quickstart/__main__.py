@@ -56,7 +56,8 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, OGDMConfig]:
     add("--samples", type=flags.number(int, 100),
         help="images per sampler and NFE, 100 or more (default: by data set)")  # fmt: skip
     add("--from-scratch", action="store_true", help="train the baseline anew, do not use ours")
-    add("--jobs", type=count, help="fine-tunes side by side (default: one per core, at most 2)")
+    add("--jobs", type=count, default=min(2, cores()),
+        help="fine-tunes, and cells of a score, side by side (default: one per core, at most 2)")  # fmt: skip
     flags.add_arguments(p, "diffusers")
     args = p.parse_args(argv)
     fill_in(args)
@@ -166,7 +167,7 @@ def run_method(args: argparse.Namespace, ogdm: list[str], runner: Runner, baseli
     if scores(folder) is None:
         runner.run(f"{name}: train", "ogdm_core.trainer", *train, "--output", folder)
         runner.run(f"{name}: sample", "run.quickstart.score", folder, *score,
-                   "--classifier", classifier, "--output", result)  # fmt: skip
+                   "--classifier", classifier, "--output", result, "--jobs", args.jobs)  # fmt: skip
     return folder
 
 
@@ -221,7 +222,7 @@ def work(argv: list[str], args: argparse.Namespace, config: OGDMConfig, lock: in
 
     ogdm, start, runner = flags.to_words(config), time.time(), Runner(lock)
     pairs = [(method, seed) for seed in args.seeds for method in ("ogdm", "control")]
-    with ThreadPoolExecutor(args.jobs or min(2, cores())) as pool, runner:
+    with ThreadPoolExecutor(args.jobs) as pool, runner:
         baseline = ensure_baseline(args, runner)
         classifier = score.ensure_classifier(args.out, args.data, runner.console.print)
         one = partial(run_method, args, ogdm, runner, baseline, classifier)

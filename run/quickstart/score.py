@@ -7,7 +7,9 @@ import re
 import sys
 from argparse import ArgumentTypeError
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -95,6 +97,7 @@ def main(argv: list[str] | None = None) -> int:
         "model's own)")  # fmt: skip
     add("--keep", type=number(int, 0), default=24, help="images per cell to keep (default: 24)")
     add("--classifier", type=Path, help="from save_classifier; absent: trained here")
+    add("--jobs", type=number(int, 1), default=1, help="cells side by side (default: 1)")
     add("--noise-seed", type=number(int, 0, 2**63), default=0, help="seed of x_T (default: 0)")
     args = p.parse_args(argv)
     with errors_in_one_line():
@@ -121,18 +124,22 @@ def main(argv: list[str] | None = None) -> int:
     def times(sampler: str, nfe: int) -> str:
         return args.discretisation.get(f"{sampler}-{nfe}", everywhere)
 
+    def score(cell: tuple[str, int]) -> tuple[dict[str, Any], Tensor]:
+        sampler, nfe = cell
+        x = model.draw(noise, sampler, nfe, discretisation=times(sampler, nfe), batch=batch)
+        fake = classifier.features(x)
+        fid, (precision, recall) = metrics.fid(real, fake), metrics.precision_recall(real, fake)
+        return {"sampler": sampler, "times": times(sampler, nfe), "nfe": nfe, "fid": fid,
+                "recall": recall, "precision": precision,
+                "samples": args.samples}, x[: args.keep]  # fmt: skip
+
     rows, kept, total, done = [], {}, sum(nfe for _, nfe in args.cells), 0
-    with Progress("step", total, file=sys.stdout) as progress:
-        for sampler, nfe in args.cells:
-            x = model.draw(noise, sampler, nfe, discretisation=times(sampler, nfe), batch=batch)
-            fake = classifier.features(x)
-            fid, (precision, recall) = metrics.fid(real, fake), metrics.precision_recall(real, fake)
-            rows.append({"sampler": sampler, "times": times(sampler, nfe), "nfe": nfe, "fid": fid,
-                         "recall": recall, "precision": precision,
-                         "samples": args.samples})  # fmt: skip
-            kept[f"{sampler}-{nfe}"] = x[: args.keep].numpy()
+    with Progress("step", total, file=sys.stdout) as bar, ThreadPoolExecutor(args.jobs) as pool:
+        for (sampler, nfe), (row, x) in zip(args.cells, pool.map(score, args.cells), strict=True):
+            rows.append(row)
+            kept[f"{sampler}-{nfe}"] = x.numpy()
             done += nfe
-            progress.update(done, f"{sampler} NFE {nfe}: FID {fid:.2f}", show=True)
+            bar.update(done, f"{sampler} NFE {nfe}: FID {row['fid']:.2f}", show=True)
     if args.keep:
         kept["trajectory"] = denoised(model, noise[: args.keep], times("euler", STEPS)).numpy()
     found = {"rows": rows, "classifier_accuracy": accuracy, "half_fid": half_fid}
