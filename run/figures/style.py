@@ -76,9 +76,9 @@ def tile(images: Tensor, columns: int, gap: int = 1) -> np.ndarray:
     return canvas[..., 0] if channels == 1 else canvas
 
 
-def show(ax, images: Tensor, columns: int, gap: int = 1) -> None:
+def show(ax, images: Tensor, columns: int, gap: int = 1, interpolation: str = "nearest") -> None:
     """Draws `tile(images)` on an axes without ticks."""
-    ax.imshow(tile(images, columns, gap), vmin=0, vmax=1, cmap="gray", aspect="equal")
+    ax.imshow(tile(images, columns, gap), vmin=0, vmax=1, cmap="gray", interpolation=interpolation)
     ax.set(xticks=[], yticks=[])
     ax.grid(False)
     ax.spines[:].set_visible(False)
