@@ -57,7 +57,8 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, OGDMConfig]:
         help="images per sampler and NFE, 100 or more (default: by data set)")  # fmt: skip
     add("--from-scratch", action="store_true", help="train the baseline anew, do not use ours")
     add("--jobs", type=count, default=min(2, cores()),
-        help="fine-tunes, and cells of a score, side by side (default: one per core, at most 2)")  # fmt: skip
+        help="fine-tunes, and cells of a score, side by side (default: one per core, at most 2)"
+        )  # fmt: skip
     flags.add_arguments(p, "diffusers")
     args = p.parse_args(argv)
     fill_in(args)
