@@ -89,8 +89,9 @@ class Runner:
     def run(self, name: str, module: str, *words: object) -> None:
         """One child: `python -m MODULE WORDS`; its lines `step I/N  note` move its bar.
 
-        It gets one thread: these networks gain nothing from more, and the result is the same on
-        any number of cores. It has a session of its own; `__exit__` passes Ctrl-C on, once.
+        Its operations get one thread each: these networks gain nothing from more, and the result is
+        the same on any number of cores. It has a session of its own; `__exit__` passes Ctrl-C on,
+        once.
         """
         command = [sys.executable, "-m", module, *map(str, words)]
         env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
@@ -167,8 +168,8 @@ def run_method(args: argparse.Namespace, ogdm: list[str], runner: Runner, baseli
     result, name = folder / "evaluation.json", f"{method}, seed {seed}"
     if scores(folder) is None:
         runner.run(f"{name}: train", "ogdm_core.trainer", *train, "--output", folder)
-        runner.run(f"{name}: sample", "run.quickstart.score", folder, *score,
-                   "--classifier", classifier, "--output", result, "--jobs", args.jobs)  # fmt: skip
+        runner.run(f"{name}: sample", "run.quickstart.score", folder, *score, "--classifier",
+                   classifier, "--output", result, "--jobs", min(2, args.jobs))  # fmt: skip
     return folder
 
 

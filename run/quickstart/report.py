@@ -26,8 +26,6 @@ COLUMNS = (
     "sampler", "times", "NFE", "FID control", "FID OGDM", "change", "recall control", "recall OGDM",
 )  # fmt: skip
 
-SMOOTH: Any = {"gap": 0, "interpolation": "bicubic"}  # strokes, not pixels, of such small images
-
 
 def cells(results: dict[str, Any]) -> list[dict[str, Any]]:
     """One dict per sampler and NFE: FID and recall of both methods, means over seeds."""
@@ -128,6 +126,13 @@ def plot_fid(results: dict[str, Any], path: Path) -> None:
     style.save(fig, path, results["command"])
 
 
+def show(ax, images: torch.Tensor, columns: int) -> None:
+    """Draws small images with black margins, smooth: strokes in place of pixels."""
+    black = 0 if images.dtype == torch.uint8 else -1
+    margin = torch.nn.functional.pad(images, (1, 1, 1, 1), value=black)
+    style.show(ax, margin, columns, gap=0, interpolation="bicubic")
+
+
 def plot_samples(results: dict[str, Any], folders: dict[str, Path], path: Path) -> None:
     """Euler's samples, OGDM's right below the control's of the same noise; then real images."""
     images, nfes, shown = load(results["data"]), (3, 5, 10), 12
@@ -139,13 +144,15 @@ def plot_samples(results: dict[str, Any], folders: dict[str, Path], path: Path) 
     blocks = [torch.from_numpy(np.concatenate(pair)) for pair in zip(*drawn, strict=True)]
     fig, axes = style.figure(4, 1, size=(9, 6.6), height_ratios=(2, 2, 2, 1))
     for ax, nfe, block in zip(axes, nfes, blocks, strict=False):
-        style.show(ax, block, shown, **SMOOTH)
+        show(ax, block, shown)
         ax.set_title(f"{nfe} Euler steps")
-        ax.set_yticks([images.size * (i + 0.5) for i in range(2)], NAMES.values(), fontsize=10)
+        ax.set_yticks(
+            [(images.size + 2) * (i + 0.5) for i in range(2)], NAMES.values(), fontsize=10
+        )
         ax.tick_params(length=0)
         for label, method in zip(ax.get_yticklabels(), NAMES, strict=True):
             label.set_color(style.method_colour(method))
-    style.show(axes[-1], images.pixels(order[:shown]), shown, **SMOOTH)
+    show(axes[-1], images.pixels(order[:shown]), shown)
     axes[-1].set_title("real images")
     fig.tight_layout(rect=(0, 0.02, 1, 1), h_pad=0.5)
     style.save(fig, path, results["command"])
@@ -157,7 +164,7 @@ def plot_trajectory(results: dict[str, Any], folders: dict[str, Path], path: Pat
     for method, ax in zip(NAMES, axes, strict=True):
         with np.load(folders[method] / "evaluation.npz") as kept:
             estimates = torch.from_numpy(kept["trajectory"][0])
-        style.show(ax, estimates, len(estimates), **SMOOTH)
+        show(ax, estimates, len(estimates))
         ax.set_ylabel(NAMES[method], fontsize=10, color=style.method_colour(method))
     axes[0].set_title(f"one sample's estimate of x_0, Euler, step 1 to {len(estimates)}")
     fig.tight_layout(rect=(0, 0.02, 1, 1), h_pad=0.4)

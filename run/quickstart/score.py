@@ -135,11 +135,11 @@ def main(argv: list[str] | None = None) -> int:
 
     rows, kept, total, done = [], {}, sum(nfe for _, nfe in args.cells), 0
     with Progress("step", total, file=sys.stdout) as bar, ThreadPoolExecutor(args.jobs) as pool:
-        for (sampler, nfe), (row, x) in zip(args.cells, pool.map(score, args.cells), strict=True):
+        for row, x in pool.map(score, args.cells):
             rows.append(row)
-            kept[f"{sampler}-{nfe}"] = x.numpy()
-            done += nfe
-            bar.update(done, f"{sampler} NFE {nfe}: FID {row['fid']:.2f}", show=True)
+            kept[f"{row['sampler']}-{row['nfe']}"] = x.numpy()
+            done += row["nfe"]
+            bar.update(done, f"{row['sampler']} NFE {row['nfe']}: FID {row['fid']:.2f}", show=True)
     if args.keep:
         kept["trajectory"] = denoised(model, noise[: args.keep], times("euler", STEPS)).numpy()
     found = {"rows": rows, "classifier_accuracy": accuracy, "half_fid": half_fid}
