@@ -1,39 +1,29 @@
-"""Files that may be damaged, be a program, or belong to another run: one answer for every backbone.
+"""Reading checkpoints safely: damaged files, settings that differ, runs that diverged.
 
 reading              names a file that cannot be read, and says what to do
-Unpickler            admits tensors, arrays and containers, and refuses what would run code
-compare              what differs between a saved run and this one
+differences          which settings of a saved run differ from this run's
 stop_if_not_finite   ends a run that diverged before it replaces a good checkpoint
+
+`trust` refuses pickles that would run code; `sealed` checks that a checkpoint is complete.
 """
 
-import argparse
 import contextlib
-import importlib
-import io
 import math
 import os
 import pickle
-import types
 import zipfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._weights_only_unpickler import _get_allowed_globals
 
 from .distributed import rank
-
-TRUST_HELP = "run the code that a pickle or a config brings; without it such files are refused"
-_trusted: list[bool] = []
+from .trust import RefusedError
 
 
 class DamagedError(ValueError):
     """A file that cannot be read to its end."""
-
-
-class RefusedError(pickle.UnpicklingError):
-    """A file, or a config, that would run code of its own."""
 
 
 @contextlib.contextmanager
@@ -53,9 +43,7 @@ def reading(path: str | os.PathLike, advice: str = "") -> Iterator[None]:
         why = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
         if why.startswith("UnpicklingError: Weights only"):  # goes on to say how to run its code
             why = "it holds more than tensors and plain values"
-        raise DamagedError(
-            f"{path} is damaged, or no checkpoint ({why}){'; ' if advice else ''}{advice}"
-        ) from error
+        raise DamagedError(f"{path} is damaged, or no checkpoint ({why}){'; ' if advice else ''}{advice}") from error
 
 
 def is_whole(path: str | os.PathLike) -> bool:
@@ -91,90 +79,7 @@ def read_safetensors(
         raise DamagedError(f"{path} is not a safetensors file ({error})") from error
 
 
-def trust() -> None:
-    """What --trust does: from now on files may bring code of their own."""
-    _trusted.append(True)
-
-
-def trusted() -> bool:
-    """Whether --trust was given."""
-    return bool(_trusted)
-
-
-class TrustFlag(argparse.Action):
-    """`--trust` of an argparse parser. It leaves no trace in the namespace."""
-
-    def __init__(self, option_strings: list[str], dest: str, **kwargs: Any):
-        hidden = argparse.SUPPRESS
-        super().__init__(option_strings, hidden, nargs=0, default=hidden, help=TRUST_HELP)
-
-    def __call__(self, *args: Any) -> None:
-        trust()
-
-
-def trust_option(command: Callable) -> Callable:
-    """Adds `--trust` to a click command; its function does not see it."""
-    import click
-
-    def given(context: Any, parameter: Any, value: bool) -> None:
-        if value:
-            trust()
-
-    flag: Any = {"is_flag": True, "expose_value": False, "callback": given, "help": TRUST_HELP}
-    return click.option("--trust", **flag)(command)
-
-
-def refusal(what: str) -> RefusedError:
-    """The error for a file or config that asks for `what`."""
-    return RefusedError(
-        f"{what} is none of upstream's or torch's own classes, so it may run any code; if you "
-        "trust where it comes from, repeat with --trust"
-    )
-
-
-PLAIN = {  # beside what torch's weights_only admits
-    "builtins": ("dict", "float", "frozenset", "int", "list", "tuple"),
-    "collections": ("defaultdict",),
-    "numpy": ("scalar", "_reconstruct", "dtype", "ndarray"),
-    "torch.nn.parameter": ("Buffer",),
-}
-
-
-class Unpickler(pickle.Unpickler):
-    """Admits tensors, numpy's arrays and plain containers; a subclass may admit `other` names."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) == ("torch.storage", "_load_from_bytes"):
-            return _load_storage  # torch's own unpickles its bytes without any check
-        home = "numpy" if module.startswith("numpy.") else module.replace("__builtin__", "builtins")
-        known = f"{home}.{name}" in _get_allowed_globals() or name in PLAIN.get(home, ())
-        return super().find_class(module, name) if known else self.other(module, name)
-
-    def other(self, module: str, name: str) -> Any:
-        """What stands for any other name; a class of torch's networks is that class."""
-        if module.startswith("torch.nn.modules.") and "." not in name:
-            found = getattr(importlib.import_module(module), name, None)
-            if isinstance(found, type) and issubclass(found, torch.nn.Module):
-                return found
-        raise refusal(f"{module}.{name}, which the file asks for,")
-
-
-def _load_storage(content: bytes) -> Any:
-    return torch.load(io.BytesIO(content), weights_only=True)
-
-
-def pickle_module(unpickler: type[pickle.Unpickler]) -> Any:
-    """What torch.load and upstream's code want of a pickle module."""
-
-    def load(file: Any, **kwargs: Any) -> Any:
-        return unpickler(file, **kwargs).load()
-
-    return types.SimpleNamespace(
-        __name__="pickle", Unpickler=unpickler, load=load, dump=pickle.dump
-    )
-
-
-def compare(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, str]:
+def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, str]:
     """The values that both have and that differ, as in {"k": "0.1 there, 0.2 here"}.
 
     Numbers are compared to nine digits: the same schedule may come from another machine.
@@ -192,15 +97,13 @@ def compare(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, str
     }
 
 
-def listed(differences: Mapping[str, str], only: Collection[str] | None = None) -> str:
+def format_differences(differences: Mapping[str, str], only: Collection[str] | None = None) -> str:
     """The differences in words, those among `only` where it is given; "" for none."""
     names = [name for name in differences if only is None or name in only]
     return "; ".join(f"{name}: {differences[name]}" for name in names)
 
 
-def stop_if_not_finite(
-    parameters: Iterable[Tensor], step: str, good: Callable[[], str], lost: bool = False
-) -> None:
+def stop_if_not_finite(parameters: Iterable[Tensor], step: str, good: Callable[[], str], lost: bool = False) -> None:
     """Ends the run, exit code 1, if a weight is not finite or the trainer says that it is lost.
 
     Call it before every save, and where the trainer reads its losses anyway. Weights are equal on

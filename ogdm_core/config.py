@@ -114,7 +114,7 @@ def allowed(f: Field) -> str:
     return f"{kind} in [{m['low']}, {m['high']}]"
 
 
-def truth(value: object) -> bool:
+def parse_bool(value: object) -> bool:
     """True or false from a flag's text; ValueError for anything else."""
     text = str(value).strip().lower()
     if text in ("true", "t", "yes", "y", "on", "1"):
@@ -130,7 +130,7 @@ def check(f: Field, value: Any) -> Any:
     bad = ValueError(f"OGDM setting {f.name}: {value!r} is not allowed; expected {allowed(f)}")
     try:
         if isinstance(f.default, bool):
-            return truth(value)
+            return parse_bool(value)
         if isinstance(f.default, tuple):
             parts = value.split(",") if isinstance(value, str) else value
             value = tuple(float(part) for part in parts)

@@ -129,8 +129,7 @@ class ImageDiscriminator(nn.Module):
         super().__init__()
         if size < 8 or size & (size - 1):
             raise ValueError(
-                f"D needs square images of a power-of-two size from 8, got {size}; "
-                "resize or pad the images"
+                f"D needs square images of a power-of-two size from 8, got {size}; resize or pad the images"
             )
         self.channels, self.size, self.labels = channels, size, labels
 
@@ -186,9 +185,7 @@ class Discriminator(ImageDiscriminator):
             z = activated(layer, z)
         return z
 
-    def forward(
-        self, x: Tensor, t: Tensor, s: Tensor, label: Tensor | None = None, parts: int = 1
-    ) -> Tensor:
+    def forward(self, x: Tensor, t: Tensor, s: Tensor, label: Tensor | None = None, parts: int = 1) -> Tensor:
         """Logits [N] of x [N, C, H, W] at t, s [N] in [0, 1]; label [N] or one-hot [N, labels]."""
         self.check(x)
         x = activated(self.first, x)
@@ -225,9 +222,7 @@ class LightDiscriminator(ImageDiscriminator):
     def mapping_parameters(self) -> list[nn.Parameter]:
         return list(self.condition.parameters())
 
-    def forward(
-        self, x: Tensor, t: Tensor, s: Tensor, label: Tensor | None = None, parts: int = 1
-    ) -> Tensor:
+    def forward(self, x: Tensor, t: Tensor, s: Tensor, label: Tensor | None = None, parts: int = 1) -> Tensor:
         """Logits [N] of x [N, C, H, W] at t, s [N] in [0, 1]; label [N] or one-hot [N, labels].
 
         Every score depends on its own sample alone, so `parts` makes no difference here.

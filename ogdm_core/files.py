@@ -11,7 +11,7 @@ from typing import IO, Any
 
 
 @contextlib.contextmanager
-def whole(path: str | os.PathLike, mode: str = "wb", sync: bool = True) -> Iterator[IO[Any]]:
+def atomic_write(path: str | os.PathLike, mode: str = "wb", sync: bool = True) -> Iterator[IO[Any]]:
     """Opens a file to write; it replaces `path` when the block ends well, and not otherwise.
 
     The folder is made if need be. Two processes that write the same path do not disturb each other.
@@ -50,7 +50,7 @@ def check_writable(path: str | os.PathLike) -> None:
 
 def write_text(path: str | os.PathLike, text: str) -> None:
     """Writes a text file, whole or not at all."""
-    with whole(path, "w") as file:
+    with atomic_write(path, "w") as file:
         file.write(text)
 
 

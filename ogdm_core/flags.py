@@ -3,22 +3,16 @@
 ADM, diffusers   add_arguments(parser)       --ogdm True --ogdm_k 0.2, --ogdm --ogdm-k 0.2
 EDM              click_options(command)      --ogdm --ogdm-k=0.2
 LDM              OGDMConfig.from_mapping     model.params.ogdm.k: 0.2
-launchers        to_words                    ["--ogdm", "True", "--ogdm-k", "0.2", ...]
-
-What follows from `Parser` to `errors_in_one_line` is for the command lines of our own.
+launchers        to_argv                    ["--ogdm", "True", "--ogdm-k", "0.2", ...]
 """
 
 import argparse
-import contextlib
-import math
-import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import Field, fields
-from typing import Any, NoReturn
+from typing import Any
 
-from .config import RECIPES, OGDMConfig, check, truth
-from .nfe import steps_for_nfe
+from .config import RECIPES, OGDMConfig, check, parse_bool
 
 PREFIX = "ogdm"
 SWITCH_HELP = "train with observation guidance"
@@ -28,9 +22,7 @@ RECIPE_HELP = (
 )
 
 
-def from_args(
-    args: argparse.Namespace | Mapping[str, Any], backbone: str = ""
-) -> OGDMConfig | None:
+def from_args(args: argparse.Namespace | Mapping[str, Any], backbone: str = "") -> OGDMConfig | None:
     """The settings from parsed flags (`ogdm`, `ogdm_k`, ...); None when `--ogdm` is off.
 
     Flags that were not given have the values of `--ogdm-recipe` for this backbone.
@@ -47,7 +39,7 @@ def from_args(
     return OGDMConfig.from_mapping(given, backbone)
 
 
-def to_words(config: OGDMConfig) -> list[str]:
+def to_argv(config: OGDMConfig) -> list[str]:
     """The settings as words of a command line: ["--ogdm", "True", "--ogdm-k", "0.2", ...]."""
     values = {_names(f)[0]: str(_plain(getattr(config, f.name))) for f in fields(config)}
     return [word for flag in ({f"--{PREFIX}": "True"} | values).items() for word in flag]
@@ -58,17 +50,15 @@ def add_arguments(parser: argparse.ArgumentParser, backbone: str = "") -> None:
     plain, refused = OGDMConfig.from_mapping({}, backbone), argparse.ArgumentTypeError
     group = parser.add_argument_group("observation guidance (OGDM)")
     group.add_argument(
-        f"--{PREFIX}", nargs="?", const=True, default=False, type=_typed(truth, refused),
+        f"--{PREFIX}", nargs="?", const=True, default=False, type=_typed(parse_bool, refused),
         metavar="BOOL", help=SWITCH_HELP,
     )  # fmt: skip
-    group.add_argument(
-        f"--{PREFIX}-recipe", f"--{PREFIX}_recipe", choices=tuple(RECIPES), help=RECIPE_HELP
-    )
+    group.add_argument(f"--{PREFIX}-recipe", f"--{PREFIX}_recipe", choices=tuple(RECIPES), help=RECIPE_HELP)
     for f in fields(OGDMConfig):
         switch = isinstance(f.default, bool)
         optional: dict[str, Any] = {"nargs": "?", "const": True} if switch else {}
         typed = _typed(_parser(f), refused)
-        group.add_argument(*_names(f), type=typed, **_words(f, plain), **optional)
+        group.add_argument(*_names(f), type=typed, **_help_of(f, plain), **optional)
 
 
 def click_options(command: Callable) -> Callable:
@@ -78,81 +68,13 @@ def click_options(command: Callable) -> Callable:
     switch: dict[str, Any] = {"is_flag": False, "flag_value": True}  # the value may be left out
     for f in reversed(fields(OGDMConfig)):
         optional = switch if isinstance(f.default, bool) else {}
-        words, typed = _words(f, OGDMConfig()), _typed(_parser(f), click.BadParameter)
+        words, typed = _help_of(f, OGDMConfig()), _typed(_parser(f), click.BadParameter)
         command = click.option(*_names(f), type=typed, **words, **optional)(command)
     recipe = [f"--{PREFIX}-recipe", f"--{PREFIX}_recipe"]
     command = click.option(*recipe, type=click.Choice(tuple(RECIPES)), help=RECIPE_HELP)(command)
-    return click.option(
-        f"--{PREFIX}", default=False, type=click.BOOL, metavar="BOOL", help=SWITCH_HELP, **switch
-    )(command)
-
-
-class Parser(argparse.ArgumentParser):
-    """Takes flags by their full names; an error is one line, without the whole usage."""
-
-    def __init__(self, **options: Any):
-        plain = argparse.RawDescriptionHelpFormatter
-        super().__init__(allow_abbrev=False, formatter_class=plain, **options)
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"error: {message}\nsee {self.prog} --help\n")
-
-
-def number(kind: type, low: float, high: float = math.inf) -> Callable[[str], float]:
-    """The type of a flag whose value is in [low, high), and finite."""
-
-    def parse(text: str) -> float:
-        try:
-            value = kind(text)
-        except ValueError:
-            value = math.nan
-        if not (low <= value < high and value > -math.inf):
-            what = "a whole number" if kind is int else "a number"
-            least = f" >= {low}" if low > -math.inf else ""
-            bound = f" in [{low}, {high})" if high < math.inf else least
-            raise argparse.ArgumentTypeError(f"{text} is not allowed; give {what}{bound}")
-        return value
-
-    return parse
-
-
-def numbers(kind: type, low: float, high: float = math.inf) -> Callable[[str], list[float]]:
-    """The type of a flag with several such values, 0,1,2, none of them twice."""
-    one = number(kind, low, high)
-
-    def parse(text: str) -> list[float]:
-        found = [one(part) for part in text.split(",")]
-        if len(set(found)) < len(found):
-            raise argparse.ArgumentTypeError(f"{text} is not allowed; name each once")
-        return found
-
-    return parse
-
-
-def cells(text: str) -> list[tuple[str, int]]:
-    """The type of a flag with samplers and NFEs, euler-5,s-pndm-10."""
-    pairs = [cell.rpartition("-")[::2] for cell in text.split(",")]
-    try:
-        found = [(sampler, int(nfe)) for sampler, nfe in pairs]
-        for sampler, nfe in found:
-            steps_for_nfe(sampler, nfe)
-    except ValueError as error:
-        words = f"{text!r}: {error}; give SAMPLER-NFE[,...], such as euler-5,s-pndm-10"
-        raise argparse.ArgumentTypeError(words) from None
-    return found
-
-
-@contextlib.contextmanager
-def errors_in_one_line() -> Iterator[None]:
-    """Around a command's checks: what its user can mend ends the program, with status 2.
-
-    Around the work itself it would hide where a fault of ours lies.
-    """
-    try:
-        yield
-    except (ValueError, OSError, ImportError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(2) from error
+    return click.option(f"--{PREFIX}", default=False, type=click.BOOL, metavar="BOOL", help=SWITCH_HELP, **switch)(
+        command
+    )
 
 
 def _names(f: Field) -> list[str]:
@@ -164,7 +86,7 @@ def _plain(value: Any) -> Any:
     return ",".join(map(str, value)) if isinstance(value, tuple) else value
 
 
-def _words(f: Field, plain: OGDMConfig) -> dict[str, Any]:
+def _help_of(f: Field, plain: OGDMConfig) -> dict[str, Any]:
     """A flag's metavar and help text, for argparse and click alike."""
     kind = "B1,B2" if isinstance(f.default, tuple) else type(f.default).__name__.upper()
     default = _plain(getattr(plain, f.name))

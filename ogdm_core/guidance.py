@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from .checkpoints import read_safetensors
 from .discriminator import KINDS
-from .files import whole
+from .files import atomic_write
 from .nfe import cost_of, steps_for_nfe
 from .schedule import KarrasVE, Schedule, expand
 from .solvers import EpsFn
@@ -60,9 +60,7 @@ class Guide(nn.Module):
         return self.d(x, tau, torch.zeros_like(tau), label, parts=len(x))
 
 
-def correction(
-    guide: Guide, x: Tensor, t: Tensor, schedule: Schedule, label: Tensor | None = None
-) -> Tensor:
+def correction(guide: Guide, x: Tensor, t: Tensor, schedule: Schedule, label: Tensor | None = None) -> Tensor:
     """-b_t grad_x logit(x_t, t), [N, ...] in x's dtype: what eps lacks, by the guide."""
     sigma = schedule.sigma(t)
     with torch.enable_grad():
@@ -124,7 +122,7 @@ def save_guide(path: str | os.PathLike, guide: Guide, **notes: Any) -> None:
 
     about = {k: str(v) for k, v in {"format": FORMAT, **guide.settings, **notes}.items()}
     weights = {name: value.contiguous().cpu() for name, value in guide.state_dict().items()}
-    with whole(path) as file:
+    with atomic_write(path) as file:
         file.write(save(weights, about))
 
 

@@ -51,6 +51,5 @@ def steps_for_nfe(sampler: str, nfe: int) -> int:
     if steps < s.least:
         near = near[:1]
     raise ValueError(
-        f"{sampler} cannot run in {nfe} network evaluations; the nearest it can is "
-        + " or ".join(map(str, near))
+        f"{sampler} cannot run in {nfe} network evaluations; the nearest it can is " + " or ".join(map(str, near))
     )

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from . import distributed
-from .checkpoints import compare, listed
+from .checkpoints import differences, format_differences
 from .config import OGDMConfig
 from .discriminator import KINDS
 from .losses import emission_loss, fake_loss, r1_penalty, real_loss
@@ -78,9 +78,7 @@ class Observer:
         self._shape = {"channels": channels, "size": size, "labels": labels,
                        "d_kind": config.d_kind, "d_width": config.d_width}  # fmt: skip
         distributed.broadcast(self.D.parameters())
-        self.optimizer = torch.optim.Adam(
-            self._parameter_groups(), lr=config.d_lr, betas=config.d_betas, fused=True
-        )
+        self.optimizer = torch.optim.Adam(self._parameter_groups(), lr=config.d_lr, betas=config.d_betas, fused=True)
         self.steps = 0
         self.skipped = torch.zeros((), device=self.device)
         self.per_sample: dict[str, Tensor] = {}
@@ -125,9 +123,7 @@ class Observer:
             unit_t = schedule.unit_time(t)
             counts, high = unit_t <= c.t_max, unit_t > c.t_split
         second = eps_fn and replayed(rng, self.device)(eps_fn)
-        fake = project(
-            c.projection, schedule, x_t.float(), t, u, eps_t.float(), second, high & counts
-        )
+        fake = project(c.projection, schedule, x_t.float(), t, u, eps_t.float(), second, high & counts)
         fake = schedule.whiten(fake.float(), u)
         condition = (unit_t, schedule.unit_lookahead(s), label)
         if c.fused and torch.is_grad_enabled():
@@ -137,9 +133,7 @@ class Observer:
                 logit = self._score(fake, condition)
             emission = emission_loss(logit, c.adversarial)
         if torch.is_grad_enabled():
-            self._pending.append(
-                _Observation(real, fake.detach(), t, condition, emission.detach(), logit.detach())
-            )
+            self._pending.append(_Observation(real, fake.detach(), t, condition, emission.detach(), logit.detach()))
         if c.t_max < 1:
             emission = emission * counts
         if c.projection == "split":
@@ -263,11 +257,10 @@ class Observer:
         """
         if not isinstance(state, dict) or state.get("version") != STATE_VERSION:
             raise ValueError(
-                "not an observer's state (or of another version); start without it to train a "
-                "new discriminator"
+                "not an observer's state (or of another version); start without it to train a new discriminator"
             )
         theirs = {"d_kind": "paper"} | state["shape"] | state.get("schedule", {})
-        differ = listed(compare(theirs, self._shape | self.schedule.description()))
+        differ = format_differences(differences(theirs, self._shape | self.schedule.description()))
         if differ:
             raise ValueError(
                 f"the saved discriminator does not fit this run ({differ}); give the settings it "
@@ -288,7 +281,7 @@ class Observer:
         self.steps = int(state["steps"])
         self.skipped.fill_(state["skipped"])
         self._pending.clear()
-        return listed(compare(state["config"], self.config.to_dict()))
+        return format_differences(differences(state["config"], self.config.to_dict()))
 
     def _parameter_groups(self) -> list[dict[str, Any]]:
         """D's parameters; those of its mapping apart where they have a rate of their own."""
@@ -301,9 +294,7 @@ class Observer:
         mapped = [p for p in D.parameters() if p in mapping]
         return [{"params": others, "multiple": 1.0}, {"params": mapped, "multiple": multiple}]
 
-    def _score(
-        self, x: Tensor, condition: Condition, parts: int = 1, full_precision: bool = False
-    ) -> Tensor:
+    def _score(self, x: Tensor, condition: Condition, parts: int = 1, full_precision: bool = False) -> Tensor:
         t, s, label = condition
         low = self.config.d_precision == "bf16" and not full_precision
         with torch.autocast(self.device.type, torch.bfloat16, enabled=low):
@@ -330,9 +321,7 @@ def training_loss(
     transition = (eps_t - eps).square().mean()
     if observer is None:
         return transition, transition.detach()
-    emission = observer.observe(
-        x_0=x_0, eps=eps, x_t=x_t, t=t, eps_t=eps_t, eps_fn=eps_fn, label=label, rng=rng
-    )
+    emission = observer.observe(x_0=x_0, eps=eps, x_t=x_t, t=t, eps_t=eps_t, eps_fn=eps_fn, label=label, rng=rng)
     return transition + emission.mean(), transition.detach()
 
 

@@ -66,9 +66,7 @@ def f_pndm(eps_fn: EpsFn, x: Tensor, times: Sequence[Tensor], schedule: Schedule
         yield x
 
 
-def dpmpp_2m(
-    eps_fn: EpsFn, x: Tensor, times: Sequence[Tensor], schedule: Schedule, correct: bool = False
-) -> Steps:
+def dpmpp_2m(eps_fn: EpsFn, x: Tensor, times: Sequence[Tensor], schedule: Schedule, correct: bool = False) -> Steps:
     """DPM-Solver++(2M): order 2 in lambda_t = -log sigma_t, for D_t = x_t / a_t - sigma_t e_t.
 
     D_t is the data that the network predicts. A step from t to u over
@@ -179,10 +177,7 @@ def sample(
     """
     steps = steps_for_nfe(sampler, nfe)
     dtype = schedule.time_dtype(x_T.dtype)
-    times = [
-        torch.full((len(x_T),), t, dtype=dtype, device=x_T.device)
-        for t in schedule.times(steps, discretisation)
-    ]
+    times = [torch.full((len(x_T),), t, dtype=dtype, device=x_T.device) for t in schedule.times(steps, discretisation)]
     extra: dict[str, Any] = {"eta": eta, "generator": generator} if sampler == "stochastic" else {}
     states = FUNCTIONS[sampler](eps_fn, x_T, times, schedule, **extra)
     if progress:

@@ -71,7 +71,7 @@ class Schedule(ABC):
 
     def description(self) -> dict[str, str | float]:
         """What a saved discriminator keeps of its schedule: its kind, range and data."""
-        ends = {"sigma_min": self.noisy(torch.zeros(1)), "sigma_max": torch.tensor([self.T])}
+        ends = {"sigma_min": self.network_time(torch.zeros(1)), "sigma_max": torch.tensor([self.T])}
         levels: dict[str, str | float] = {n: float(self.sigma(t)) for n, t in ends.items()}
         return levels | {
             "schedule": type(self).__name__, "T": float(self.T),
@@ -103,7 +103,7 @@ class Schedule(ABC):
     # ---- the times of a sampler ---------------------------------------------------------------
 
     @abstractmethod
-    def noisy(self, u: Tensor) -> Tensor:
+    def network_time(self, u: Tensor) -> Tensor:
         """u, or, where u is the data (0), the least noisy time that a network is asked at."""
 
     @abstractmethod
@@ -195,8 +195,7 @@ class DiscreteVP(Schedule):
         longest = math.floor(k * self.T + 1e-9)
         if longest < 1:
             raise ValueError(
-                f"k = {k:g} looks ahead floor(k T) = 0 steps of T = {self.T}; "
-                f"the smallest k that works is {1 / self.T}"
+                f"k = {k:g} looks ahead floor(k T) = 0 steps of T = {self.T}; the smallest k that works is {1 / self.T}"
             )
         return longest
 
@@ -212,7 +211,7 @@ class DiscreteVP(Schedule):
     def unit_lookahead(self, s: Tensor) -> Tensor:
         return s.float() / self.T
 
-    def noisy(self, u: Tensor) -> Tensor:
+    def network_time(self, u: Tensor) -> Tensor:
         return u.clamp(min=1)
 
     def midpoint(self, t: Tensor, u: Tensor) -> Tensor:
@@ -341,7 +340,7 @@ class KarrasVE(Continuous):
     def from_unit_time(self, tau: Tensor) -> Tensor:
         return karras_levels(self.sigma_min, self.sigma_max, tau, self.rho)
 
-    def noisy(self, u: Tensor) -> Tensor:
+    def network_time(self, u: Tensor) -> Tensor:
         return torch.where(u == 0, torch.full_like(u, self.sigma_min), u)
 
     def karras_times(self, steps: int) -> Tensor:
@@ -375,7 +374,7 @@ class RectifiedFlow(Continuous):
     def from_unit_time(self, tau: Tensor) -> Tensor:
         return tau
 
-    def noisy(self, u: Tensor) -> Tensor:
+    def network_time(self, u: Tensor) -> Tensor:
         return u.clamp(min=self.least)
 
     def karras_times(self, steps: int) -> Tensor:

@@ -60,6 +60,6 @@ def project(
             lambda x, t: eps_fn(x, t, rows),
         )  # fmt: skip
         return x_u.index_copy(0, rows, x)
-    eps_u = eps_fn(x_u, schedule.noisy(u))
+    eps_u = eps_fn(x_u, schedule.network_time(u))
     eps_u = torch.where(expand(u == 0, x_t) > 0, eps_t, eps_u)
     return step(schedule, x_t, (eps_t + eps_u) / 2, t, u)

@@ -12,7 +12,7 @@ import pytest
 
 from run.setup.submodules import State, Submodule, discover, inspect
 
-pytest_plugins = ["setup_house"]  # fixtures for the tests of run/setup.sh
+pytest_plugins = ["tests.run.setup_house"]  # fixtures for the tests of run/setup.sh
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -97,9 +97,7 @@ def pytest_terminal_summary(terminalreporter):
     """Says what was left out and why, one line per reason; `-rs` would list every place."""
     skipped = terminalreporter.stats.get("skipped", [])
     reasons = Counter(
-        report.longrepr[2].removeprefix("Skipped: ")
-        if isinstance(report.longrepr, tuple)
-        else str(report.longrepr)
+        report.longrepr[2].removeprefix("Skipped: ") if isinstance(report.longrepr, tuple) else str(report.longrepr)
         for report in skipped
     )
     if not reasons:

@@ -13,8 +13,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from ogdm_core.cli import Parser, number
 from ogdm_core.files import write_json, write_text
-from ogdm_core.flags import Parser, number
 from run.provenance import ROOT, commit, versions
 
 from .cases import CASES, DEFAULT, PAPER, QUICK, choose

@@ -63,9 +63,7 @@ class Trainer:
     def step(self, observer: Observer | None = None, naive: bool = False) -> None:
         """One training step, plain without an observer; `naive` as of a `Case`."""
         n, recorded = self.network, None if naive else observer
-        loss, _ = training_loss(
-            n.eps_fn, self.x_0, self.eps, self.t, n.schedule, recorded, self.label
-        )
+        loss, _ = training_loss(n.eps_fn, self.x_0, self.eps, self.t, n.schedule, recorded, self.label)
         if naive:
             x_t = n.schedule.diffuse(self.x_0, self.eps, self.t)
             loss = loss + observer.observe(
@@ -75,9 +73,7 @@ class Trainer:
         loss.backward()
         self.optimizer.step()
         with torch.no_grad():
-            torch._foreach_lerp_(
-                list(self.ema.parameters()), list(self.net.parameters()), 1 - EMA_BETA
-            )
+            torch._foreach_lerp_(list(self.ema.parameters()), list(self.net.parameters()), 1 - EMA_BETA)
             if naive:
                 n.eps_fn(x_t, self.t)
         self.optimizer.zero_grad(set_to_none=True)  # D's step needs the room
@@ -101,8 +97,8 @@ def clock(device: torch.device) -> Callable[[], float]:
 
 def edm(size: Size) -> Network:
     """NVlabs/edm: DDPM++ (SongUNet) with EDM's preconditioning, as for CIFAR-10."""
-    from ogdm_core.compat import edm as compat
-    from ogdm_core.splice import edm as splice
+    from ogdm_core.edm import compat
+    from ogdm_core.edm import train as splice
 
     sys.path.insert(0, str(ROOT / "third_party" / "edm"))
     compat.install()

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ogdm_core.files import whole, write_json
+from ogdm_core.files import atomic_write, write_json
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -25,9 +25,7 @@ Picture = tuple[str, Callable[[], "Image.Image"]]
 RECORD = "prepared.json"
 
 
-def write_images(
-    folder: Path, pictures: Iterable[Picture], expected: int, made: dict[str, str | int]
-) -> None:
+def write_images(folder: Path, pictures: Iterable[Picture], expected: int, made: dict[str, str | int]) -> None:
     """Writes the images as PNG files into `folder`, with a progress bar.
 
     `made` says how the images are made: plain values, "dataset" among them. Raises if the folder
@@ -51,7 +49,7 @@ def write_images(
     new = 0
     for name, make in track(pictures, description=str(made["dataset"]), total=expected):
         if name not in there:
-            with whole(folder / name, sync=False) as file:
+            with atomic_write(folder / name, sync=False) as file:
                 make().save(file, format="PNG")
             new += 1
     count = sum(entry.name.endswith(".png") for entry in os.scandir(folder))
@@ -64,7 +62,7 @@ def write_images(
 def reader(source: Path, archive: str, folder: str) -> Callable[[str], bytes]:
     """Reads a file by its name in `folder`: from that folder, the archive of it, or a place where
     torchvision keeps either. Raises ValueError where it is absent or damaged."""
-    from ogdm_core.trainer.images import UNREADABLE
+    from ogdm_core.images import UNREADABLE
 
     inner = [f"{root}{name}" for root in ("", "celeba/") for name in (folder, archive)]
     source = next((source / path for path in inner if (source / path).exists()), source)

@@ -6,7 +6,7 @@ Can be stopped and started again; counts the images at the end.
 import argparse
 from pathlib import Path
 
-from ogdm_core.flags import Parser, errors_in_one_line
+from ogdm_core.cli import Parser, errors_in_one_line
 
 from . import celeba, cifar10, lsun, lsun_reference
 

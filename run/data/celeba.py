@@ -35,18 +35,15 @@ def crop(image: Image.Image, kind: str = "ddim", size: int = 64) -> Image.Image:
 
     if image.size != (WIDTH, HEIGHT):
         raise ValueError(
-            f"an image is {image.size[0]}x{image.size[1]}, not {WIDTH}x{HEIGHT}: take the aligned "
-            f"images, {ARCHIVE}"
+            f"an image is {image.size[0]}x{image.size[1]}, not {WIDTH}x{HEIGHT}: take the aligned images, {ARCHIVE}"
         )
     box, resample = CROPS[kind]
     return image.convert("RGB").crop(box).resize((size, size), Resampling[resample])
 
 
-def pictures(
-    read: Callable[[str], bytes], numbers: range, kind: str, size: int
-) -> Iterator[Picture]:
+def pictures(read: Callable[[str], bytes], numbers: range, kind: str, size: int) -> Iterator[Picture]:
     """Names and images, in the order of their numbers."""
-    from ogdm_core.trainer.images import open_image
+    from ogdm_core.images import open_image
 
     def make(name: str) -> Image.Image:
         return crop(open_image(io.BytesIO(read(name)), name), kind, size)

@@ -27,7 +27,7 @@ def pictures(read: Callable[[str], bytes], split: str = "train") -> Iterator[Pic
     import numpy as np
     from PIL import Image
 
-    from ogdm_core.checkpoints import RefusedError, Unpickler  # refuses what would run code
+    from ogdm_core.trust import RefusedError, Unpickler  # refuses what would run code
 
     number = 0
     for name in BATCHES[split]:

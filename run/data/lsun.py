@@ -17,7 +17,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ogdm_core.files import whole, write_text
+from ogdm_core.files import atomic_write, write_text
 from run.provenance import ROOT
 
 SOURCE = "church_outdoor_train_lmdb.zip, the LMDB folder from it, or a folder of images"
@@ -26,9 +26,7 @@ VAL_COUNT = 300  # in church_outdoor_val_lmdb
 SIGNATURES = {b"RIFF": ".webp", b"\xff\xd8\xff": ".jpg", b"\x89PNG": ".png"}
 
 
-def prepare(
-    source: Path, out: Path, val: Path | None = None, expect: int | None = TRAIN_COUNT
-) -> tuple[int, int]:
+def prepare(source: Path, out: Path, val: Path | None = None, expect: int | None = TRAIN_COUNT) -> tuple[int, int]:
     """Writes the layout above; returns the numbers of training and validation images.
 
     source   LSUN's training archive: a zip, an LMDB folder, or a folder of images
@@ -91,15 +89,13 @@ def _unzip_lmdb(archive: Path, folder: Path) -> Path:
     with zipfile.ZipFile(archive) as z:
         members = [m for m in z.infolist() if os.path.basename(m.filename) == "data.mdb"]
         if len(members) != 1:
-            raise ValueError(
-                f"{archive}: expected one data.mdb, as in church_outdoor_train_lmdb.zip"
-            )
+            raise ValueError(f"{archive}: expected one data.mdb, as in church_outdoor_train_lmdb.zip")
         target, size = folder / "data.mdb", members[0].file_size
         if not (target.is_file() and target.stat().st_size == size):
             with (
                 z.open(members[0]) as packed,
                 wrap_file(packed, size, description="unpacking") as bar,
-                whole(target) as file,
+                atomic_write(target) as file,
             ):
                 shutil.copyfileobj(bar, file, 1 << 22)
     return folder
@@ -119,24 +115,21 @@ def _from_lmdb(source: Path, folder: Path) -> Iterator[str]:
                 if not suffix or not re.fullmatch(rb"[0-9A-Za-z_-]+", key):
                     wrong = "a plain name" if suffix else "the key of an image"
                     raise ValueError(
-                        f"{source}: {key!r} is not {wrong}; the archive is damaged or not LSUN's: "
-                        "download it again"
+                        f"{source}: {key!r} is not {wrong}; the archive is damaged or not LSUN's: download it again"
                     )
                 path = f"{key[:2].decode()}/{key.decode()}{suffix}"
                 target = folder / path
                 if not (target.is_file() and target.stat().st_size == len(data)):
-                    with whole(target, sync=False) as file:
+                    with atomic_write(target, sync=False) as file:
                         file.write(data)
                 yield path
     except lmdb.Error as error:
-        raise ValueError(
-            f"{source}/data.mdb is damaged or no LMDB ({error}); download it again"
-        ) from error
+        raise ValueError(f"{source}/data.mdb is damaged or no LMDB ({error}); download it again") from error
 
 
 def _from_folder(source: Path, place: Path) -> Iterator[str]:
     """A folder of images is used where it is; PNG files, which may have 16 bits, are looked at."""
-    from ogdm_core.trainer.images import SUFFIXES, open_image
+    from ogdm_core.images import SUFFIXES, open_image
 
     if place.is_symlink() or not place.exists():
         place.unlink(missing_ok=True)

@@ -7,7 +7,7 @@ import argparse
 from collections.abc import Callable
 from functools import partial
 
-from ogdm_core.flags import number
+from ogdm_core.cli import number
 
 from . import write_images
 
@@ -25,7 +25,7 @@ def run(args: argparse.Namespace) -> None:
     """Writes one PNG for each line of the training list."""
     from PIL import Image
 
-    from ogdm_core.trainer.images import central_square, open_image
+    from ogdm_core.images import central_square, open_image
 
     if not (args.source / LIST).is_file():
         raise ValueError(f"{args.source} has no {LIST}; run/prepare_data.sh lsun writes it")

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ogdm_core.flags import Parser, errors_in_one_line, number
+from ogdm_core.cli import Parser, errors_in_one_line, number
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -60,13 +60,13 @@ def main(argv: list[str] | None = None) -> int:
         import torch
 
         from ogdm_core.files import check_writable, write_json
-        from ogdm_core.trainer.images import load
+        from ogdm_core.images import load
         from run.distil.student import distil, draw
-        from run.draw import Model
         from run.evaluate import metrics
         from run.evaluate.classifier import load_classifier
         from run.guidance.compare import fine_tunes, table
         from run.provenance import commit
+        from run.sampling import Model
 
         runs, features = fine_tunes(args.quickstart, args.data)
         check_writable(args.output / "results.json")

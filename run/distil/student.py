@@ -11,12 +11,12 @@ import copy
 import torch
 from torch import Tensor
 
+from ogdm_core.images import Images, batch_index
 from ogdm_core.progress import Progress
 from ogdm_core.random import generator_of
 from ogdm_core.schedule import DiscreteVP, expand
 from ogdm_core.solvers import EpsFn, step
-from ogdm_core.trainer.images import Images, batch_index
-from run.draw import Model
+from run.sampling import Model
 
 FLOOR = 0.5  # a_T is 0.006, and 1 / a_T would multiply the network's error
 HUBER = 0.03  # c of the pseudo-Huber loss, which is about quadratic below it
@@ -32,7 +32,7 @@ def consistency(eps_fn: EpsFn, schedule: DiscreteVP) -> EpsFn:
     def f(x: Tensor, t: Tensor) -> Tensor:
         a, b = schedule.a(t), schedule.b(t)
         m = a.clamp(min=FLOOR)
-        return expand(a + b**2 / m, x) * x - expand(b / m, x) * eps_fn(x, schedule.noisy(t))
+        return expand(a + b**2 / m, x) * x - expand(b / m, x) * eps_fn(x, schedule.network_time(t))
 
     return f
 
@@ -42,9 +42,7 @@ def grid_times(schedule: DiscreteVP, grid: int) -> Tensor:
     return torch.tensor(schedule.times(grid, "trailing")[::-1], dtype=torch.long)
 
 
-def distil(
-    teacher: Model, images: Images, steps: int, grid: int, seed: int = 0, name: str = "step"
-) -> Model:
+def distil(teacher: Model, images: Images, steps: int, grid: int, seed: int = 0, name: str = "step") -> Model:
     """The student after `steps` steps: the average of its weights."""
     schedule, device = teacher.schedule, teacher.device
     student, average = copy.deepcopy(teacher), copy.deepcopy(teacher)

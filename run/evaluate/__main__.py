@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ogdm_core.cli import Parser, number
 from ogdm_core.files import check_writable, write_json
-from ogdm_core.flags import Parser, number
 from ogdm_core.nfe import DISCRETISATIONS, steps_for_nfe
 from run.provenance import commit, versions
 
@@ -69,7 +69,7 @@ def main(argv: list[str] | None = None) -> int:
     """Prints the numbers; exits with 2 and the reason for what the user can mend."""
     p = parser()
     args = p.parse_args(argv)
-    from run.draw import draw_images
+    from run.sampling import draw_images
 
     from . import adm, torch_evaluator
     from .sources import open_source, planned

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from ogdm_core.files import sha256
-from run.alone import alone
+from run.lock import exclusive
 from run.provenance import ROOT
 
 from .sources import Source
@@ -109,9 +109,7 @@ def parse(lines: list[str]) -> dict[str, Any]:
     """The numbers in upstream's `Name: number` lines, and the versions behind them."""
     found = dict(line.split(": ", 1) for line in lines if ": " in line)
     if not set(LINES) <= set(found):
-        raise AdmError(
-            f"ADM's evaluator did not print {', '.join(LINES)}; it ended with {lines[-1:]}"
-        )
+        raise AdmError(f"ADM's evaluator did not print {', '.join(LINES)}; it ended with {lines[-1:]}")
     numbers = {name: float(found[line]) for line, name in LINES.items()}
     end = " version"
     versions = {name.removesuffix(end): v for name, v in found.items() if name.endswith(end)}
@@ -126,7 +124,7 @@ def ensure_environment() -> Path:
         return Path(found).absolute()
     python = ENVIRONMENT / "bin" / "python"
     ENVIRONMENT.mkdir(parents=True, exist_ok=True)
-    with alone(ENVIRONMENT.with_suffix(".lock"), f"making {ENVIRONMENT}"):
+    with exclusive(ENVIRONMENT.with_suffix(".lock"), f"making {ENVIRONMENT}"):
         if not ready().exists():
             print(f"Making {ENVIRONMENT} with TensorFlow, 1.7 GB, minutes ...", file=sys.stderr)
             try:

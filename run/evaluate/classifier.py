@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ogdm_core.files import whole
+from ogdm_core.files import atomic_write
+from ogdm_core.images import Images
 from ogdm_core.progress import Progress
-from ogdm_core.trainer.images import Images
 
 # What torch.load and load_state_dict raise for a damaged file, or one of another kind.
 UNREADABLE = (RuntimeError, pickle.UnpicklingError, AttributeError, LookupError, TypeError,
@@ -84,7 +84,7 @@ def train_classifier(images: Images, epochs: int = 20, seed: int = 0) -> tuple[C
 
 def save_classifier(path: Path, classifier: Classifier, accuracy: float) -> None:
     """Writes what `load_classifier` reads."""
-    with whole(path) as file:
+    with atomic_write(path) as file:
         torch.save({"state": classifier.state_dict(), "accuracy": accuracy}, file)
 
 
@@ -97,9 +97,7 @@ def load_classifier(path: Path, images: Images | None = None) -> tuple[Classifie
         net.load_state_dict(state)
         accuracy = float(saved["accuracy"])
     except UNREADABLE as error:
-        raise ValueError(
-            f"{path} is not a classifier that run/quickstart.sh wrote, or is damaged ({error})"
-        ) from error
+        raise ValueError(f"{path} is not a classifier that run/quickstart.sh wrote, or is damaged ({error})") from error
     if images and (channels := net.body[0].in_channels) != images.channels:
         raise ValueError(f"{path} is for {channels} channels, the images have {images.channels}")
     return net.eval().requires_grad_(False), accuracy

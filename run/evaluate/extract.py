@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ogdm_core.files import whole
-from run.alone import alone
+from ogdm_core.files import atomic_write
+from run.lock import exclusive
 
 from .features import Features
 from .metrics import RunningStatistics
@@ -44,7 +44,7 @@ def features_of(
         folder = cache / hashlib.sha256(key.encode()).hexdigest()[:32]
         folder.mkdir(parents=True, exist_ok=True)
         # Evaluations of several models at once often share the reference: one computes, all read.
-        held = alone(folder.with_suffix(".lock"), f"computing the features of {source.path}")
+        held = exclusive(folder.with_suffix(".lock"), f"computing the features of {source.path}")
     generator = torch.Generator().manual_seed(seed)
     chosen = torch.randperm(source.count, generator=generator)[:keep].sort().values
     running, kept = RunningStatistics(), []
@@ -84,6 +84,6 @@ def _chunk(
         progress(int(some[-1]) + 1)
     x = torch.cat(parts)
     if file:
-        with whole(file) as out:
+        with atomic_write(file) as out:
             np.savez(out, features=x.numpy())
     return x

@@ -31,10 +31,7 @@ from .classifier import UNREADABLE, Classifier, load_classifier
 
 INCEPTION = "inception"
 PUBLISHED = "6726825d"  # how the SHA-256 of the published weights begins, as their name says
-URL = (
-    "https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/"
-    "weights-inception-2015-12-05-6726825d.pth"
-)
+URL = "https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/weights-inception-2015-12-05-6726825d.pth"
 
 
 @dataclass(frozen=True)
@@ -66,9 +63,7 @@ class Features:
             ) from error
         if not isinstance(x, Tensor) or x.ndim != 2 or len(x) != n or not x.is_floating_point():
             got = f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
-            raise ValueError(
-                f"{self.name} gave {got} for {n} images; it must give [{n}, D], in floating point"
-            )
+            raise ValueError(f"{self.name} gave {got} for {n} images; it must give [{n}, D], in floating point")
         return x.float().cpu()
 
 
@@ -80,14 +75,9 @@ def check_features(spec: str | None, weights: Path | None = None) -> None:
         if spec.endswith(".pt") and not Path(spec).is_file():
             raise ValueError(f"--features {spec}: no such file; run/quickstart.sh writes one")
         if not (spec == "pixels" or spec.endswith(".pt") or spec.count(":") == 1):
-            raise ValueError(
-                f"--features {spec!r}: give MODULE:NAME, such as my.nets:dino, FILE.pt or pixels"
-            )
+            raise ValueError(f"--features {spec!r}: give MODULE:NAME, such as my.nets:dino, FILE.pt or pixels")
         if ":" in spec and not _is_module(name := spec.partition(":")[0]):
-            raise ValueError(
-                f"--features {spec}: there is no module {name} to import; put its folder on "
-                "PYTHONPATH"
-            )
+            raise ValueError(f"--features {spec}: there is no module {name} to import; put its folder on PYTHONPATH")
     elif weights is None:
         raise ValueError(
             f"no feature net: download Inception's weights from\n  {URL}\nand give "
@@ -96,9 +86,7 @@ def check_features(spec: str | None, weights: Path | None = None) -> None:
     elif not weights.is_file():
         raise ValueError(f"--weights {weights}: no such file; the weights are at\n  {URL}")
     elif importlib.util.find_spec("torch_fidelity") is None:
-        raise ValueError(
-            "Inception comes with torch-fidelity: pip install --no-deps torch-fidelity"
-        )
+        raise ValueError("Inception comes with torch-fidelity: pip install --no-deps torch-fidelity")
 
 
 def _is_module(name: str) -> bool:

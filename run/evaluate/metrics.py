@@ -121,9 +121,7 @@ def manifold_radii(x: Tensor, k: int = 3) -> Tensor:
     neighbour is the (k + 1)-th smallest entry of its row; exact duplicates count as neighbours.
     """
     if len(x) <= k:
-        raise ValueError(
-            f"k={k} neighbours of each image need at least {k + 1} images, but there are {len(x)}"
-        )
+        raise ValueError(f"k={k} neighbours of each image need at least {k + 1} images, but there are {len(x)}")
     size, radii = _tile(x), []
     for rows in x.split(size):
         least = rows.new_empty(len(rows), 0, dtype=torch.float32)

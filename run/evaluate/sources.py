@@ -8,14 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from ogdm_core.files import sha256, whole
-from ogdm_core.trainer.images import UNREADABLE, Folder, Images, load, read_npz
-from run.draw import shape_of
+from ogdm_core.files import atomic_write, sha256
+from ogdm_core.images import UNREADABLE, Folder, Images, load, read_npz
+from run.sampling import shape_of
 
-KINDS = (
-    "an .npz (arr_0: uint8 images [N, H, W, C]; or mu and sigma), a folder of images, digits or "
-    "mnist"
-)
+KINDS = "an .npz (arr_0: uint8 images [N, H, W, C]; or mu and sigma), a folder of images, digits or mnist"
 
 
 @dataclass(frozen=True)
@@ -29,7 +26,7 @@ class Statistics:
 
     def save(self, file: Path) -> None:
         """Writes an npz that `open_source` reads."""
-        with whole(file) as out:
+        with atomic_write(file) as out:
             np.savez(out, **{k: v for k, v in vars(self).items() if v is not None})
 
 

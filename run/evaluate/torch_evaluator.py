@@ -84,9 +84,7 @@ def evaluate(reference: Source, samples: Source, args: argparse.Namespace) -> di
     }  # fmt: skip
 
 
-def _statistics(
-    source: Source, computed: Statistics | None, net: Features | None, notes: list[str]
-) -> Statistics:
+def _statistics(source: Source, computed: Statistics | None, net: Features | None, notes: list[str]) -> Statistics:
     """Saved statistics where they are the net's or all there is, as in ADM's evaluator."""
     saved = source.statistics
     if saved is None:

@@ -24,7 +24,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ogdm_core.flags import Parser, errors_in_one_line, number
+from ogdm_core.cli import Parser, errors_in_one_line, number
 from run.provenance import ROOT
 
 MODULES = {"teaser": "teaser", "grid": "grids", "neighbours": "neighbours", "xi": "xi_figure"}

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ogdm_core.trainer.images import Images, load
+from ogdm_core.images import Images, load
 from run.evaluate.metrics import nearest_neighbours
 
 from . import style
@@ -44,10 +44,7 @@ def memorisation(samples: Tensor, train: Tensor, held_out: Tensor | None) -> Mem
     then exactly like a new image and a training set smaller by one.
     """
     near = nearest_neighbours(samples, train)[0][:, 0]
-    if held_out is None:
-        real = leave_one_out(train)
-    else:
-        real = nearest_neighbours(held_out, train)[0][:, 0]
+    real = leave_one_out(train) if held_out is None else nearest_neighbours(held_out, train)[0][:, 0]
     ranks = [torch.searchsorted(real.sort().values, near, right=end) for end in (False, True)]
     return Memorisation(
         near, real, float((near < torch.quantile(real, 0.01)).double().mean()),
@@ -91,9 +88,7 @@ def run(args: argparse.Namespace, command: str) -> list[Path]:
     name = "held-out images" if args.held_out else "training images, leave-one-out"
     return [
         style.write_csv(args.out / "neighbours.csv", table),
-        draw_neighbours(
-            samples[:n], train, distances[:n], indices[:n], args.out / "neighbours.png", command
-        ),
+        draw_neighbours(samples[:n], train, distances[:n], indices[:n], args.out / "neighbours.png", command),
         draw_memorisation(result, name, args.out / "memorisation.png", command),
     ]
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ogdm_core.trainer.images import Images, load, to_uint8
-from run.draw import Model
+from ogdm_core.images import Images, load, to_uint8
 from run.evaluate.features import load_features
+from run.sampling import Model
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ogdm_core.trainer.images import to_uint8
+from ogdm_core.images import to_uint8
 
 matplotlib.use("Agg")
 

@@ -56,9 +56,7 @@ def parse_rows(specs: Sequence[str], methods: Sequence[Method], nfes: Sequence[i
     return rows
 
 
-def drift(
-    images: Sequence[Tensor], features: Callable[[Tensor], Tensor]
-) -> tuple[list[float], list[float]]:
+def drift(images: Sequence[Tensor], features: Callable[[Tensor], Tensor]) -> tuple[list[float], list[float]]:
     """Drift and relative drift of each of `images` (NFE ascending) from the last."""
     phi = [features(x).double() for x in images]
     finest = phi[-1]

@@ -15,7 +15,7 @@ import math
 import sys
 from pathlib import Path
 
-from ogdm_core.flags import Parser, cells, errors_in_one_line, number, numbers
+from ogdm_core.cli import Parser, cells, errors_in_one_line, number, numbers
 from ogdm_core.nfe import DISCRETISATIONS, steps_for_nfe
 
 PROGRAM = "run/guidance.sh"
@@ -84,7 +84,7 @@ def train(args: argparse.Namespace) -> None:
 
     from ogdm_core.files import sha256
     from ogdm_core.guidance import save_guide
-    from ogdm_core.trainer.images import load
+    from ogdm_core.images import load
     from run.guidance.train import load_samples, train_guide
     from run.provenance import commit
 
@@ -107,7 +107,7 @@ def train(args: argparse.Namespace) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Runs one command; returns the exit code."""
     args = parse(argv)
-    from run.draw import draw_images
+    from run.sampling import draw_images
 
     from .compare import compare
 

@@ -13,12 +13,12 @@ import torch
 
 from ogdm_core.files import write_json
 from ogdm_core.guidance import Guide, guided_nfe, load_guide, save_guide
-from ogdm_core.trainer.images import Images, load
-from run.draw import Model, draw_images
+from ogdm_core.images import Images, load
 from run.evaluate import metrics
 from run.evaluate.classifier import load_classifier
 from run.guidance.train import load_samples, train_guide
 from run.provenance import commit
+from run.sampling import Model, draw_images
 
 
 def make_guide(run: Path, images: Images, args: argparse.Namespace) -> Guide:
@@ -81,8 +81,7 @@ def compare(args: argparse.Namespace) -> None:
         for name in ("data", "samples", "discretisation", "guide"):
             if earlier[name] != result[name]:
                 raise ValueError(
-                    f"{path} was made with {name} = {earlier[name]}, this run has "
-                    f"{result[name]}; give another --output"
+                    f"{path} was made with {name} = {earlier[name]}, this run has {result[name]}; give another --output"
                 )
         result["rows"] = earlier["rows"]
     rows = result["rows"]

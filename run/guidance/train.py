@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits as cross_entropy
 
 from ogdm_core.guidance import Guide
+from ogdm_core.images import Images, batch_index, load
 from ogdm_core.progress import Progress
 from ogdm_core.random import generator_of
-from ogdm_core.trainer.images import Images, batch_index, load
 
 HELD = 10  # one image in ten is held out
 CHECKS = 20  # times that the loss on these is measured

@@ -31,10 +31,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ogdm_core import flags
+from ogdm_core import cli, flags
 from ogdm_core.config import OGDMConfig
 from ogdm_core.files import sha256
-from run.alone import alone
+from run.lock import exclusive
 from run.provenance import commit, cores, versions
 from run.quickstart.settings import EXPERIMENTS, fill_in
 
@@ -43,17 +43,17 @@ PACKAGES = ("torch", "diffusers", "accelerate", "numpy", "scikit-learn", "ogdm")
 
 def parse(argv: list[str]) -> tuple[argparse.Namespace, OGDMConfig]:
     """The quickstart's flags, and the settings of the OGDM fine-tune: ours where none are given."""
-    p = flags.Parser(prog="run/quickstart.sh", description=__doc__)
-    add, count = p.add_argument, flags.number(int, 1)
+    p = cli.Parser(prog="run/quickstart.sh", description=__doc__)
+    add, count = p.add_argument, cli.number(int, 1)
     add("--out", type=Path, default=Path("out/quickstart"), help="folder to write")
     add("--data", choices=tuple(EXPERIMENTS), default="mnist",
         help="mnist: 16x16; digits: 8x8, half the time (default: mnist)")  # fmt: skip
-    add("--seeds", type=flags.numbers(int, 0, 2**31), default=[0], metavar="0,1,...",
+    add("--seeds", type=cli.numbers(int, 0, 2**31), default=[0], metavar="0,1,...",
         help="seeds; each gets its own pair of fine-tunes (default: 0)")  # fmt: skip
     add("--steps", type=count, help="steps of each fine-tune (default: by data set)")
     add("--control-steps", type=count, help="steps of the control (default: as many as OGDM's); "
         "more of them give the control as much time as OGDM took")  # fmt: skip
-    add("--samples", type=flags.number(int, 100),
+    add("--samples", type=cli.number(int, 100),
         help="images per sampler and NFE, 100 or more (default: by data set)")  # fmt: skip
     add("--from-scratch", action="store_true", help="train the baseline anew, do not use ours")
     add("--jobs", type=count, default=min(2, cores()),
@@ -139,7 +139,7 @@ def ensure_baseline(args: argparse.Namespace, runner: Runner) -> Path:
     if not args.from_scratch:
         return experiment.shipped
     folder = args.out / "baseline"
-    runner.run("baseline", "ogdm_core.trainer", "--data", args.data, "--output", folder,
+    runner.run("baseline", "ogdm_core.diffusers", "--data", args.data, "--output", folder,
                "--log-every", 100, *experiment.baseline.split())  # fmt: skip
     return folder
 
@@ -167,7 +167,7 @@ def run_method(args: argparse.Namespace, ogdm: list[str], runner: Runner, baseli
     folder = args.out / "runs" / f"{method}-seed{seed}-{key}"
     result, name = folder / "evaluation.json", f"{method}, seed {seed}"
     if scores(folder) is None:
-        runner.run(f"{name}: train", "ogdm_core.trainer", *train, "--output", folder)
+        runner.run(f"{name}: train", "ogdm_core.diffusers", *train, "--output", folder)
         runner.run(f"{name}: sample", "run.quickstart.score", folder, *score, "--classifier",
                    classifier, "--output", result, "--jobs", min(2, args.jobs))  # fmt: skip
     return folder
@@ -207,7 +207,7 @@ def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     args, config = parse(argv)
     try:
-        with alone(args.out / ".lock", f"working in {args.out}") as lock:
+        with exclusive(args.out / ".lock", f"working in {args.out}") as lock:
             work(argv, args, config, lock)
     except KeyboardInterrupt:
         print("\nstopped; the same command continues from here", file=sys.stderr)
@@ -222,7 +222,7 @@ def work(argv: list[str], args: argparse.Namespace, config: OGDMConfig, lock: in
     """Trains and scores what is not there yet, prints the table and writes the report."""
     from . import report, score
 
-    ogdm, start, runner = flags.to_words(config), time.time(), Runner(lock)
+    ogdm, start, runner = flags.to_argv(config), time.time(), Runner(lock)
     pairs = [(method, seed) for seed in args.seeds for method in ("ogdm", "control")]
     with ThreadPoolExecutor(args.jobs) as pool, runner:
         baseline = ensure_baseline(args, runner)

@@ -15,9 +15,9 @@ from matplotlib.ticker import LogLocator
 from rich.console import Console
 from rich.table import Table
 
+from ogdm_core.cli import Parser, errors_in_one_line
 from ogdm_core.files import write_json, write_text
-from ogdm_core.flags import Parser, errors_in_one_line
-from ogdm_core.trainer.images import load
+from ogdm_core.images import load
 from run.figures import style
 
 FILES = ("results.json", "fid_vs_nfe.png", "samples.png", "trajectory.png", "report.html")
@@ -146,9 +146,7 @@ def plot_samples(results: dict[str, Any], folders: dict[str, Path], path: Path) 
     for ax, nfe, block in zip(axes, nfes, blocks, strict=False):
         show(ax, block, shown)
         ax.set_title(f"{nfe} Euler steps")
-        ax.set_yticks(
-            [(images.size + 2) * (i + 0.5) for i in range(2)], NAMES.values(), fontsize=10
-        )
+        ax.set_yticks([(images.size + 2) * (i + 0.5) for i in range(2)], NAMES.values(), fontsize=10)
         ax.tick_params(length=0)
         for label, method in zip(ax.get_yticklabels(), NAMES, strict=True):
             label.set_color(style.method_colour(method))

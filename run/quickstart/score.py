@@ -15,17 +15,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ogdm_core.files import check_writable, sha256, whole, write_json
-from ogdm_core.flags import Parser, cells, errors_in_one_line, number
+from ogdm_core import images as data_sets
+from ogdm_core.cli import Parser, cells, errors_in_one_line, number
+from ogdm_core.diffusers.train import check_model
+from ogdm_core.files import atomic_write, check_writable, sha256, write_json
 from ogdm_core.nfe import DISCRETISATIONS
 from ogdm_core.progress import Progress
 from ogdm_core.samplers import sample
 from ogdm_core.solvers import step
-from ogdm_core.trainer import images as data_sets
-from ogdm_core.trainer.train import check_model
-from run.draw import BATCH, Model
 from run.evaluate import classifier as features
 from run.evaluate import metrics
+from run.sampling import BATCH, Model
 
 GRID = {
     "euler": (3, 5, 10, 25),
@@ -143,7 +143,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.keep:
         kept["trajectory"] = denoised(model, noise[: args.keep], times("euler", STEPS)).numpy()
     found = {"rows": rows, "classifier_accuracy": accuracy, "half_fid": half_fid}
-    with whole(args.output.with_suffix(".npz")) as file:
+    with atomic_write(args.output.with_suffix(".npz")) as file:
         np.savez_compressed(file, **kept)
     write_json(args.output, found)
     return 0

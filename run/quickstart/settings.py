@@ -19,9 +19,7 @@ class Experiment:
     samples: int  # per sampler and NFE
     finetune: str = FINETUNE  # flags of both fine-tunes
     # OGDM's settings; gamma is halved for the hinge form
-    ogdm: Mapping[str, object] = field(
-        default_factory=lambda: {"k": 0.35, "gamma": 0.06, "t_max": 0.7}
-    )
+    ogdm: Mapping[str, object] = field(default_factory=lambda: {"k": 0.35, "gamma": 0.06, "t_max": 0.7})
     # time grid by cell: the one on which the control's first seed is best, for Euler, S-PNDM and
     # F-PNDM of linear and quadratic only; the model's own where none is given
     times: Mapping[str, str] = field(default_factory=dict)

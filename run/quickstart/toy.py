@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ogdm_core import flags, training_loss
+from ogdm_core import cli, flags, training_loss
 from ogdm_core.config import OGDMConfig
 from ogdm_core.discriminator import embed_time
 from ogdm_core.files import check_writable, write_json
@@ -120,16 +120,16 @@ def plot(samples: dict[str, dict[int, Tensor]], off: dict[str, dict[int, float]]
 def main(argv: list[str] | None = None) -> int:
     """Trains, samples, prints the distances, writes toy.png and toy.json."""
     argv = sys.argv[1:] if argv is None else argv
-    p = flags.Parser(prog="run/toy.sh", description=__doc__)
-    add, count = p.add_argument, flags.number(int, 1)
+    p = cli.Parser(prog="run/toy.sh", description=__doc__)
+    add, count = p.add_argument, cli.number(int, 1)
     add("--out", type=Path, default=Path("out/toy"), help="folder to write")
-    add("--seed", type=flags.number(int, 0, 2**31), default=0, help="of everything (default: 0)")
+    add("--seed", type=cli.number(int, 0, 2**31), default=0, help="of everything (default: 0)")
     add("--pretrain", type=count, default=6000, help="steps of the baseline (default: 6000)")
     add("--steps", type=count, default=3000, help="steps of each fine-tune (default: 3000)")
     flags.add_arguments(p)
     p.set_defaults(ogdm_k=0.5, ogdm_gamma=0.1)
     args = p.parse_args(argv)
-    with flags.errors_in_one_line():
+    with cli.errors_in_one_line():
         import run.figures.style  # noqa: F401  # matplotlib is needed at the end
 
         config = flags.from_args(vars(args) | {"ogdm": True})

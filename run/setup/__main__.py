@@ -9,7 +9,7 @@ from pathlib import Path
 if not __package__:  # run as a folder, `python run/setup`, so that no PYTHONPATH is needed
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from run.alone import alone  # noqa: E402
+from run.lock import exclusive  # noqa: E402
 from run.provenance import ROOT  # noqa: E402
 from run.setup import env, git, submodules  # noqa: E402
 from run.setup.env import say  # noqa: E402
@@ -105,9 +105,7 @@ def set_up(subs: list[Submodule], args: argparse.Namespace) -> int:
     for why in refused:
         say(f"\nleft alone: {why}")
     if unreachable:
-        say(
-            "\nThese upstream codebases could not be fetched:", *unreachable, OUT_OF_REACH, sep="\n"
-        )
+        say("\nThese upstream codebases could not be fetched:", *unreachable, OUT_OF_REACH, sep="\n")
     if refused or unreachable:
         return REFUSED if refused else UNREACHABLE
     if not args.no_env:
@@ -128,7 +126,7 @@ def _patched(sub: Submodule) -> Report | None:
 
 
 def _alone() -> contextlib.AbstractContextManager:
-    return alone(ROOT / ".setup" / "upstream.lock", "setting up third_party")
+    return exclusive(ROOT / ".setup" / "upstream.lock", "setting up third_party")
 
 
 def _bring(sub: Submodule) -> Report:

@@ -16,7 +16,7 @@ import time
 import tomllib
 from pathlib import Path
 
-from run.alone import alone
+from run.lock import exclusive
 from run.provenance import ROOT
 
 from .submodules import Refusal, kept
@@ -116,7 +116,7 @@ def ensure(extras: list[str], root: Path = ROOT) -> Path:
         return have is not None and set(extras) <= set(have)
 
     if not complete():
-        with alone(root / ".setup" / "lock", "installing the environment"):
+        with exclusive(root / ".setup" / "lock", "installing the environment"):
             if not complete():  # another script may have installed it while we waited
                 started = time.monotonic()
                 install = _install_conda if kind == "conda" else _install_venv

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
-from ogdm_core.files import whole
+from ogdm_core.files import atomic_write
 from run.provenance import ROOT
 
 from . import git
@@ -271,8 +271,7 @@ def _serving(sub: Submodule, address: str) -> list[str]:
     for config in (folder / "config", folder / ".git" / "config"):
         if git.attempt("config", "--file", config, "--get-regexp", key, cwd=sub.root):
             raise Unreachable(
-                f"{folder} is a partial clone, which lacks files; make a whole one with "
-                f"`git clone --mirror {sub.url}`"
+                f"{folder} is a partial clone, which lacks files; make a whole one with `git clone --mirror {sub.url}`"
             )
     settings = ["uploadpack.allowFilter=true", "uploadpack.allowAnySHA1InWant=true",
                 f"safe.directory={folder}", f"safe.directory={folder}/.git"]  # fmt: skip
@@ -340,7 +339,7 @@ def apply(sub: Submodule) -> Report:
 
 def _replace(file: Path, content: bytes) -> None:
     """Writes a file whole or not at all, with its mode if it is there."""
-    with whole(file, sync=False) as fresh:
+    with atomic_write(file, sync=False) as fresh:
         fresh.write(content)
         if file.exists():
             shutil.copymode(file, fresh.name)

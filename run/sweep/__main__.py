@@ -16,7 +16,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from ogdm_core import flags
+from ogdm_core import cli, flags
 from ogdm_core.config import OGDMConfig
 from run.quickstart.settings import EXPERIMENTS, experiment_of, fill_in
 from run.tables.jobs import Job, chain, module
@@ -43,24 +43,24 @@ class Arm:
 def parse(argv: list[str]) -> tuple[argparse.Namespace, list[Arm]]:
     """The flags, with Snakemake's as `native`, and the fine-tunes, controls first."""
     cut = argv.index("--") if "--" in argv else len(argv)
-    p = flags.Parser(prog="run/sweep.sh", description=__doc__)
-    add, count = p.add_argument, flags.number(int, 1)
+    p = cli.Parser(prog="run/sweep.sh", description=__doc__)
+    add, count = p.add_argument, cli.number(int, 1)
     add("--set", action="append", default=[], metavar="NAME=V1,V2", help="values of a setting, as "
         f"in --ogdm-NAME (default: {' '.join(f'{n}={v}' for n, v in GRID.items())})")  # fmt: skip
-    add("--cells", type=lambda text: flags.cells(text) and text, default=CELLS,
+    add("--cells", type=lambda text: cli.cells(text) and text, default=CELLS,
         metavar="SAMPLER-NFE,...", help=f"(default: {CELLS})")  # fmt: skip
     add("--model", default=str(EXPERIMENTS["digits"].shipped), help="folder in diffusers' format "
         "(default: the quickstart's baseline)")  # fmt: skip
     add("--data", default="digits", help="digits, mnist, an .npz or a folder (default: digits)")
     add("--classifier", type=Path, help="whose features FID is taken in (default: trained here)")
     add("--steps", type=count, default=2000, help="of each fine-tune (default: 2000)")
-    add("--samples", type=flags.number(int, 100), default=2500, help="images per sampler and NFE "
+    add("--samples", type=cli.number(int, 100), default=2500, help="images per sampler and NFE "
         "(default: 2500)")  # fmt: skip
-    add("--seeds", type=flags.numbers(int, 0, 2**31), default=[0], metavar="0,1,...",
+    add("--seeds", type=cli.numbers(int, 0, 2**31), default=[0], metavar="0,1,...",
         help="(default: 0)")  # fmt: skip
     add("--jobs", type=count, default=1, help="fine-tunes side by side (default: 1)")
     add("--slurm", action="store_true", help="submit the jobs to Slurm")
-    add("--gpus", type=flags.number(int, 0, 2), default=0, help="GPUs that each job asks Slurm for")
+    add("--gpus", type=cli.number(int, 0, 2), default=0, help="GPUs that each job asks Slurm for")
     add("--out", type=Path, default=Path("out/sweep"), help="folder to write (default: out/sweep)")
     add("--dry-run", action="store_true", help="print every command, run nothing")
     flags.add_arguments(p, "diffusers")
@@ -96,7 +96,7 @@ def score_job(args: argparse.Namespace, arm: Arm, classifier: Path) -> Job:
         str(Path(name).absolute()) if Path(name).exists() and name not in EXPERIMENTS else name
         for name in (args.data, args.model)
     )
-    ogdm, finetune = flags.to_words(arm.config) if arm.config else [], experiment_of(args).finetune
+    ogdm, finetune = flags.to_argv(arm.config) if arm.config else [], experiment_of(args).finetune
     train_words = ["--data", data, "--model", model, "--steps", args.steps, "--seed", arm.seed,
                    *finetune.split(), *ogdm]  # fmt: skip
     score_words = ["--data", data, "--samples", args.samples, "--cells", args.cells,
@@ -105,7 +105,7 @@ def score_job(args: argparse.Namespace, arm: Arm, classifier: Path) -> Job:
         arm.name, "train", args.out,
         {"steps": args.steps, "seed": arm.seed, "finetune": finetune,
          "ogdm": arm.config and arm.config.to_dict()},
-        lambda folder: module("ogdm_core.trainer", *train_words, "--output", folder),
+        lambda folder: module("ogdm_core.diffusers", *train_words, "--output", folder),
         "unet", inputs=(f"{model}/unet/diffusion_pytorch_model.safetensors", data),
     )  # fmt: skip
     return Job(
@@ -120,8 +120,8 @@ def main(argv: list[str] | None = None) -> int:
     """Exit status: 0 all done, 1 some fine-tunes failed, 2 nothing was started, 130 Ctrl-C."""
     argv = sys.argv[1:] if argv is None else argv
     args, arms = parse(argv)
-    with flags.errors_in_one_line():
-        from ogdm_core.trainer.train import check_model
+    with cli.errors_in_one_line():
+        from ogdm_core.diffusers.train import check_model
         from run.quickstart.score import classifier_path, ensure_classifier
 
         from . import report

@@ -8,7 +8,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from ogdm_core.flags import Parser, number, numbers
+from ogdm_core.cli import Parser, number, numbers
 from run.provenance import ROOT, cores
 from run.train.commands import Engine, absolute
 

@@ -36,8 +36,7 @@ SOURCES: dict[int, dict[str, dict[int, tuple[int, str]] | tuple[int, str]]] = {
 COPIED, ELSEWHERE = "†", "‡"
 NOTES = {
     COPIED: "the paper copied these values from other papers",
-    ELSEWHERE: "the paper's authors measured these values with a codebase that is not part of this "
-    "project",
+    ELSEWHERE: "the paper's authors measured these values with a codebase that is not part of this project",
 }
 
 

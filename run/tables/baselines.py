@@ -20,8 +20,8 @@ from safetensors.torch import save
 from torch import Tensor
 
 from ogdm_core.checkpoints import read_safetensors, reading
-from ogdm_core.files import whole
-from ogdm_core.flags import Parser, errors_in_one_line
+from ogdm_core.cli import Parser, errors_in_one_line
+from ogdm_core.files import atomic_write
 from run.provenance import ROOT
 from run.train.commands import UPSTREAM
 
@@ -32,7 +32,7 @@ CONSTRUCTOR = "constructor"  # of EDM's network: [class, arguments, keyword argu
 def pack(backbone: str, checkpoint: Path) -> tuple[Weights, dict[str, str]]:
     """The weights that a fine-tune starts from, and what is kept beside them."""
     if backbone == "edm":
-        from ogdm_core.compat.edm import careful_pickle
+        from ogdm_core.edm.compat import careful_pickle
 
         with checkpoint.open("rb") as file:
             net = careful_pickle.load(file)["ema"]
@@ -53,18 +53,18 @@ def unpack(backbone: str, state: Weights, kept: dict[str, str], checkpoint: Path
     if backbone == "edm":
         from training import networks
 
-        from ogdm_core.compat.edm import careful_pickle
+        from ogdm_core.edm.compat import careful_pickle
 
         name, args, keywords = json.loads(kept[CONSTRUCTOR])
         net = getattr(networks, name)(*args, **keywords).eval().requires_grad_(False)
         net.load_state_dict(state)
-        with whole(checkpoint) as file:
+        with atomic_write(checkpoint) as file:
             careful_pickle.dump({"ema": net}, file)
         return
     if backbone == "ldm":
         ema = {n: n.replace(".", "") for n in _names(state, "model.")}
         state = state | {f"model_ema.{short}": state[f"model.{n}"] for n, short in ema.items()}
-    with whole(checkpoint) as file:
+    with atomic_write(checkpoint) as file:
         torch.save({"state_dict": state} if backbone == "ldm" else state, file)
 
 
@@ -83,14 +83,14 @@ def main(argv: list[str] | None = None) -> None:
     p.add_argument("--third-party", type=Path, default=ROOT / "third_party", help="with EDM's code")
     args = p.parse_args(argv)
     if args.backbone == "edm":
-        from ogdm_core.compat import edm
+        from ogdm_core.edm import compat
 
         sys.path.insert(0, str(args.third_party / UPSTREAM["edm"]))
-        edm.install()
+        compat.install()
     if args.way == "pack":
         state, kept = pack(args.backbone, args.source)
         packed = {n: v.detach().half().contiguous() for n, v in state.items()}
-        with whole(args.target) as file:
+        with atomic_write(args.target) as file:
             file.write(save(packed, kept))
     else:
         packed, kept = read_safetensors(args.source)

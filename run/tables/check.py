@@ -63,7 +63,7 @@ def _settings(options: Options, rows: list[Row]) -> list[str]:
 
 
 def _checkpoints(options: Options) -> list[str]:
-    from ogdm_core.splice.export_ldm import run_configs
+    from ogdm_core.ldm.export import run_configs
 
     table = options.table
     known, found, seen = presets_of(table), [], {}
@@ -80,9 +80,7 @@ def _checkpoints(options: Options) -> list[str]:
             found.append(f"--checkpoint: {name}: only EDM's scripts read URLs; download {path}")
         elif not url and not Path(path).is_file():
             found.append(f"--checkpoint: {name}: there is no file {path}")
-        elif backbone == "ldm" and not (
-            Path(path).with_name("config.yaml").is_file() or run_configs(path)
-        ):
+        elif backbone == "ldm" and not (Path(path).with_name("config.yaml").is_file() or run_configs(path)):
             found.append(f"--checkpoint: {name}: no config.yaml beside {path}, and it is in no "
                          "training run; latent-diffusion needs the model's config")  # fmt: skip
     return found

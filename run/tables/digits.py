@@ -9,15 +9,13 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageOps
 
+from ogdm_core import images as data_sets
+from ogdm_core.cli import Parser, errors_in_one_line
 from ogdm_core.files import write_json
-from ogdm_core.flags import Parser, errors_in_one_line
-from ogdm_core.trainer import images as data_sets
 from run.data import write_images
 
 
-def write_digits(
-    folder: Path, data: str, size: int, count: int = 0, mirrored: bool = False
-) -> None:
+def write_digits(folder: Path, data: str, size: int, count: int = 0, mirrored: bool = False) -> None:
     """The first `count` images (0: all) as RGB files LABEL_NUMBER.png, perhaps with mirror images.
 
     guided-diffusion takes a label from the file's name, EDM's dataset_tool.py from dataset.json.

@@ -155,9 +155,7 @@ def read_json(file: Path) -> dict:
     return found if isinstance(found, dict) else {}
 
 
-def write_plan(
-    out: Path, name: str, pending: list[Job], resources: Callable[[Job], dict], at_a_time: int = 0
-) -> Path:
+def write_plan(out: Path, name: str, pending: list[Job], resources: Callable[[Job], dict], at_a_time: int = 0) -> Path:
     """Writes what the Snakefile reads: every job that is to be done; returns the file.
 
     at_a_time   how many run side by side, 0 if that is not known

@@ -26,7 +26,7 @@ def build_adm(preset: Preset, home: Path, device: torch.device) -> tuple[Network
     """guided-diffusion's U-Net with the preset's flags."""
     from guided_diffusion import script_util
 
-    from ogdm_core.splice import adm
+    from ogdm_core.adm import train as adm
 
     flags = {name.removeprefix("--"): value for name, value in commands.adm_model(preset).items()}
     known = script_util.model_and_diffusion_defaults() | flags
@@ -38,12 +38,12 @@ def build_adm(preset: Preset, home: Path, device: torch.device) -> tuple[Network
 
 def build_edm(preset: Preset, home: Path, device: torch.device) -> tuple[Network, Coder]:
     """EDM's DDPM++ for CIFAR-10."""
-    from ogdm_core.compat import edm as compat
+    from ogdm_core.edm import compat
 
     compat.install()
     from training.networks import EDMPrecond
 
-    from ogdm_core.splice import edm
+    from ogdm_core.edm import train as edm
 
     classes = 10 if preset.conditional else 0
     net = EDMPrecond(32, 3, classes, model_type="SongUNet", channel_mult=[2, 2, 2], augment_dim=9)
@@ -54,7 +54,7 @@ def build_edm(preset: Preset, home: Path, device: torch.device) -> tuple[Network
 
 def build_ldm(preset: Preset, home: Path, device: torch.device) -> tuple[Network, Coder]:
     """latent-diffusion's U-Net and autoencoder for LSUN-Church, without weights."""
-    from ogdm_core.compat import ldm as compat
+    from ogdm_core.ldm import compat
 
     compat.install()
     from ldm.util import instantiate_from_config

@@ -13,8 +13,8 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from ogdm_core.cli import Parser, errors_in_one_line
 from ogdm_core.files import write_json, write_text
-from ogdm_core.flags import Parser, errors_in_one_line
 from run.provenance import ROOT
 from run.train.presets import get_preset
 
@@ -34,9 +34,7 @@ def kept(results: dict[str, Any]) -> dict[str, Any]:
         if word.split("=")[0] in FLAGS:
             alone = "=" in word or word == "--from-scratch"
             command += words[i : i + 1 if alone else i + 2]
-    rows = [
-        _without(row) | {"cells": [_without(c) for c in row["cells"]]} for row in results["rows"]
-    ]
+    rows = [_without(row) | {"cells": [_without(c) for c in row["cells"]]} for row in results["rows"]]
     return results | {"command": shlex.join(command), "rows": rows}
 
 

@@ -220,9 +220,7 @@ class Planner:
             self.shown(seed),
         )  # fmt: skip
 
-    def sampled(
-        self, preset: Preset, sampler: str, nfe: int, seed: int, train: Job | None, checkpoint: str
-    ) -> Job:
+    def sampled(self, preset: Preset, sampler: str, nfe: int, seed: int, train: Job | None, checkpoint: str) -> Job:
         """Table 6's sampling at one NFE."""
         o = self.options
         more: dict[str, Any] = dict(self.scale.sampling(preset, o.samples))

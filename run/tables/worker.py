@@ -22,7 +22,7 @@ from typing import Any
 
 from ogdm_core.files import write_json
 from ogdm_core.progress import duration
-from run.alone import alone
+from run.lock import exclusive
 from run.provenance import commit, versions
 from run.train.commands import Command, Engine, newest, resumed, steps_left
 
@@ -51,7 +51,7 @@ def main(argv: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as a cluster ends a job
     # The command inherits the lock: where this process is killed, and not the command, a second
     # attempt waits for its end.
-    with alone(folder / ".lock", f"doing {name}") as lock:
+    with exclusive(folder / ".lock", f"doing {name}") as lock:
         if (folder / "done.json").exists():
             return 0
         try:
@@ -121,7 +121,7 @@ def command_of(job: dict[str, Any], folder: Path) -> Command | None:
         command = replace(command, launcher=Engine(**job["engine"]).launcher(job["backbone"]))
     elif "SLURM_JOB_ID" in os.environ:
         command = replace(command, env={**command.env, **IN_SLURM.get(job["backbone"], {})})
-    training = job["kind"] == "train" and job["backbone"]  # ogdm_core.trainer continues by itself
+    training = job["kind"] == "train" and job["backbone"]  # ogdm_core.diffusers continues by itself
     return resumed(command, job["backbone"], folder) if training else command
 
 

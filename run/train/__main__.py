@@ -7,7 +7,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from ogdm_core.flags import Parser, number
+from ogdm_core.cli import Parser, number
 from ogdm_core.nfe import steps_for_nfe
 from run.provenance import ROOT
 
@@ -66,9 +66,7 @@ def command(args: argparse.Namespace, preset: Preset) -> Command | None:
         if not args.model:
             raise ValueError("--sample needs --model, the weights that training wrote")
         if args.data or args.init or args.resume:
-            raise ValueError(
-                "--data, --init and --resume are for training; leave them out with --sample"
-            )
+            raise ValueError("--data, --init and --resume are for training; leave them out with --sample")
         if preset.backbone == "edm" and args.sample == "stochastic":
             raise ValueError("--sample: EDM's generate.py has no stochastic sampler of ours")
         steps_for_nfe(args.sample, args.nfe)  # refuses unknown samplers, and NFEs they cannot hit
@@ -107,7 +105,7 @@ def main(argv: list[str] | None = None) -> int:
     """Exit status: upstream's."""
     args, made = parse(sys.argv[1:] if argv is None else argv)
     if hasattr(args, "export"):
-        from ogdm_core.splice.export_ldm import main as export
+        from ogdm_core.ldm.export import main as export
 
         return export(args.export)
     if made is None:

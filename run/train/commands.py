@@ -100,9 +100,7 @@ class Engine:
                          "on all nodes")  # fmt: skip
         return found
 
-    def command(
-        self, backbone: str, script: str, flags: Mapping[str, Any], out: Path | None = None
-    ) -> Command:
+    def command(self, backbone: str, script: str, flags: Mapping[str, Any], out: Path | None = None) -> Command:
         """The script under the backbone's own launcher, in its folder; ADM writes to `out`."""
         home = self.third_party / UPSTREAM[backbone]
         env = {"PYTHONPATH": python_path(home)}
@@ -204,7 +202,7 @@ def _ogdm(preset: Preset) -> dict[str, Any]:
     """What Table 5 says of the method. The rest are defaults, which a recipe may change."""
     if not preset.ogdm:
         return {}
-    target = {"model.target": "ogdm_core.splice.ldm.OGDMLatentDiffusion"}
+    target = {"model.target": "ogdm_core.ldm.train.OGDMLatentDiffusion"}
     on = target if preset.backbone == "ldm" else {"--ogdm": "True"}
     said = {"projection": preset.projection, "k": preset.k, "gamma": preset.gamma}
     return on | ogdm_flags(preset.backbone, said)

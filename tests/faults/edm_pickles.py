@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 
-from ogdm_core import checkpoints
-from ogdm_core.compat import edm as compat
+from ogdm_core import checkpoints, trust
+from ogdm_core.edm import compat
 
 sys.path.insert(0, os.getcwd())
 compat.install()
@@ -26,7 +26,7 @@ from training.networks import EDMPrecond  # noqa: E402
 
 folder = Path(sys.argv[1])
 if "--trust" in sys.argv:
-    checkpoints.trust()
+    trust.trust()
 
 
 class Call:
@@ -89,7 +89,7 @@ for name, content in (snapshots | states).items():
         else:
             read = compat.careful_pickle.load(io.BytesIO(pickle.dumps(content)))
         results[name] = "read"
-    except checkpoints.RefusedError as error:
+    except trust.RefusedError as error:
         assert "--trust" in str(error)
         results[name] = "refused"
     except (checkpoints.DamagedError, AssertionError):

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from ogdm_core import files
-from ogdm_core.trainer.images import load
+from ogdm_core.images import load
 from run.data import celeba, cifar10, lsun
 from run.data.__main__ import main
 from run.evaluate.sources import open_source
@@ -160,9 +160,9 @@ def test_a_full_disk_leaves_the_old_file_and_is_named(tmp_path, write):
     file = tmp_path / "result.json"
     files.write_json(file, "before")
     code = (
-        "import resource, sys, torch\nfrom ogdm_core.files import whole\n"
+        "import resource, sys, torch\nfrom ogdm_core.files import atomic_write\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))\n"
-        f"with whole(sys.argv[1]) as file:\n    {write}\n"
+        f"with atomic_write(sys.argv[1]) as file:\n    {write}\n"
     )
     done = subprocess.run([sys.executable, "-c", code, file], capture_output=True, text=True)
     last = done.stderr.strip().splitlines()[-1]

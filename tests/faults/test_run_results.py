@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 
-from ogdm_core.trainer.images import Images
-from run.alone import alone
+from ogdm_core.images import Images
 from run.evaluate import __main__ as evaluate
 from run.evaluate import classifier
+from run.lock import exclusive
 from run.quickstart import __main__ as quickstart
 from run.quickstart import report, score, toy
 from run.sweep import __main__ as sweep
@@ -80,7 +80,7 @@ def test_a_fault_of_ours_keeps_its_traceback(tmp_path, monkeypatch):
 def test_a_second_quickstart_waits_and_says_for_whom(tmp_path, monkeypatch, capsys):
     worked = threading.Event()
     monkeypatch.setattr(quickstart, "work", lambda *a: worked.set())
-    with alone(tmp_path / ".lock", "testing"):
+    with exclusive(tmp_path / ".lock", "testing"):
         second = threading.Thread(target=quickstart.main, args=[["--out", str(tmp_path)]])
         second.start()
         said = ""
@@ -96,14 +96,12 @@ def test_the_quickstarts_children_hold_its_lock(tmp_path, monkeypatch):
     """Where the quickstart is killed and a training is not, a second quickstart waits for it."""
     (tmp_path / "holds.py").write_text("import os, sys\nos.fstat(int(sys.argv[1]))\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with alone(tmp_path / ".lock", "testing") as lock, quickstart.Runner(lock) as runner:
+    with exclusive(tmp_path / ".lock", "testing") as lock, quickstart.Runner(lock) as runner:
         runner.run("child", "holds", lock)
 
 
 @pytest.mark.parametrize("end", [KeyboardInterrupt, OSError("disk full")])
-def test_the_quickstart_prints_its_numbers_before_it_writes_them(
-    tmp_path, monkeypatch, capsys, end
-):
+def test_the_quickstart_prints_its_numbers_before_it_writes_them(tmp_path, monkeypatch, capsys, end):
     def fail(*args):
         raise end
 

@@ -7,10 +7,10 @@ import threading
 import time
 
 import pytest
-from test_setup_submodules import is_patched
 
-from run.alone import alone
+from run.lock import exclusive
 from run.setup import git
+from tests.run.test_setup_submodules import is_patched
 
 
 def clone(house, name, *flags):
@@ -86,10 +86,10 @@ def test_the_second_one_says_who_is_at_work(tmp_path, capsys):
     file, entered = tmp_path / "lock", threading.Event()
 
     def second():
-        with alone(file, "testing"):
+        with exclusive(file, "testing"):
             entered.set()
 
-    with alone(file, "testing"):
+    with exclusive(file, "testing"):
         thread = threading.Thread(target=second)
         thread.start()
         said = ""

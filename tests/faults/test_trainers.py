@@ -20,13 +20,26 @@ import pytest
 import torch
 from PIL import Image
 
-from ogdm_core import DiscreteVP, KarrasVE, Observer, OGDMConfig, checkpoints
-from ogdm_core.compat import adm as compat_adm
-from ogdm_core.compat import edm as compat_edm
-from ogdm_core.compat import ldm as compat_ldm
-from ogdm_core.splice import adm, data_adm, resume, resume_adm, resume_edm, sample_ldm, sampling
-from ogdm_core.trainer import __main__ as trainer
-from ogdm_core.trainer import images
+from ogdm_core import (
+    DiscreteVP,
+    KarrasVE,
+    Observer,
+    OGDMConfig,
+    checkpoints,
+    fewstep,
+    images,
+    sealed,
+    trust,
+)
+from ogdm_core.adm import compat as compat_adm
+from ogdm_core.adm import data as data_adm
+from ogdm_core.adm import resume as resume_adm
+from ogdm_core.adm import train as adm
+from ogdm_core.diffusers import __main__ as trainer
+from ogdm_core.edm import compat as compat_edm
+from ogdm_core.edm import resume as resume_edm
+from ogdm_core.ldm import compat as compat_ldm
+from ogdm_core.ldm import sample as sample_ldm
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -59,7 +72,7 @@ def _ldm_checkpoint(path):
 
 READERS = {
     "adm": ("model000002.pt", compat_adm.load_state_dict),
-    "adm, edm: ours": ("ogdm000002.pt", resume.load),
+    "adm, edm: ours": ("ogdm000002.pt", sealed.load),
     "edm: training state": ("training-state-000002.pt", _edm_state),
     "edm: snapshot": ("snapshot.pkl", _edm_snapshot),
     "ldm": ("last.ckpt", _ldm_checkpoint),
@@ -98,7 +111,7 @@ def test_the_newest_whole_one_is_offered(tmp_path):
 
 
 def test_lightning_offers_another_checkpoint_before_it_starts(tmp_path):
-    lightning = pytest.importorskip("ogdm_core.compat.lightning")
+    lightning = pytest.importorskip("ogdm_core.ldm.lightning")
     torch.save({}, tmp_path / "step=3.ckpt")
     (tmp_path / "last.ckpt").write_bytes(b"PK\3\4 cut short")
     fit = lightning.Trainer(logger=False, enable_progress_bar=False, accelerator="cpu")
@@ -111,7 +124,7 @@ def test_lightning_offers_another_checkpoint_before_it_starts(tmp_path):
 # ---- a checkpoint is a complete set, or it is refused and the newest complete one is named -------
 
 
-def _write(checkpoint: resume.Checkpoint, state: dict) -> None:
+def _write(checkpoint: sealed.Checkpoint, state: dict) -> None:
     for name in checkpoint.names:
         path = Path(checkpoint.folder, name)
         if name.endswith(".pkl"):
@@ -203,7 +216,7 @@ def test_edm_resumes_complete_sets_only(tmp_path, fault):
 def test_states_of_earlier_versions_keep_no_sizes_and_files_are_looked_at(tmp_path):
     checkpoint = resume_edm.checkpoint(str(tmp_path), 2000)
     _write(checkpoint, {})
-    resume.save(f"{tmp_path}/{checkpoint.ours}", {"nimg": 2000})
+    sealed.save(f"{tmp_path}/{checkpoint.ours}", {"nimg": 2000})
     assert checkpoint.read() == {"nimg": 2000}
     _cut(tmp_path / checkpoint.names[0])
     with pytest.raises(ValueError, match=r"training-state-000002\.pt is damaged"):
@@ -314,9 +327,9 @@ def test_edm_runs_everything_with_trust(patched, tmp_path):
 
 
 TARGETS = {
-    "torch.nn.Identity": True, "ogdm_core.trainer.images.Images": True,
+    "torch.nn.Identity": True, "ogdm_core.images.Images": True,
     "os.system": False, "subprocess.Popen": False, "torch.hub.load": False, "torch.load": False,
-    "ogdm_core.trainer.images.ThreadPoolExecutor": False, "ogdm_core.files.whole": False,
+    "ogdm_core.images.ThreadPoolExecutor": False, "ogdm_core.files.atomic_write": False,
 }  # fmt: skip
 
 
@@ -336,13 +349,13 @@ def test_ldm_configs_name_known_classes_only(monkeypatch, trust):
     compat_ldm._only_known_targets()
     if trust:
         parser = argparse.ArgumentParser()
-        parser.add_argument("--trust", action=checkpoints.TrustFlag)
+        parser.add_argument("--trust", action=trust.TrustFlag)
         assert vars(parser.parse_args(["--trust"])) == {}
     for target, known in TARGETS.items():
         if known or trust:
             assert util.get_obj_from_str(target) is get_obj_from_str(target)
         else:
-            with pytest.raises(checkpoints.RefusedError, match=f"{target}.*--trust"):
+            with pytest.raises(trust.RefusedError, match=f"{target}.*--trust"):
                 util.get_obj_from_str(target)
 
 
@@ -490,7 +503,7 @@ def test_samplers_refuse_wrong_flags(fault, capsys):
     parser = argparse.ArgumentParser()
     parser.add_argument("--batch_size", type=int, default=4)
     parser.add_argument("--num_samples", type=int, default=4)
-    sampling.add_arguments(parser, ("sampler", "nfe", "eta", "npz"))
+    fewstep.add_arguments(parser, ("sampler", "nfe", "eta", "npz"))
     parser.parse_args(["--sampler", "stochastic", "--eta", "0.5"])
     args, words = FLAGS[fault]
     with pytest.raises(SystemExit) as end:
@@ -543,14 +556,14 @@ def test_ldm_does_not_sample_random_weights(monkeypatch, fault):
 
 
 def test_ldm_errors_before_the_set_up_are_not_hidden():
-    resume_ldm = pytest.importorskip("ogdm_core.splice.resume_ldm")
+    resume_ldm = pytest.importorskip("ogdm_core.ldm.resume")
     assert resume_ldm.ExactResume().state_dict() == {}
     assert compat_ldm.no_trainer.global_rank != 0
 
 
 def test_an_unpickler_of_ours_reads_plain_content_only():
     good = {"a": torch.ones(2), "b": np.ones(2), "c": {1, 2}, "d": np.float32(1)}
-    read = checkpoints.Unpickler(io.BytesIO(pickle.dumps(good))).load()
+    read = trust.Unpickler(io.BytesIO(pickle.dumps(good))).load()
     assert torch.equal(read["a"], good["a"]) and read["c"] == {1, 2}
-    with pytest.raises(checkpoints.RefusedError, match="builtins.eval"):
-        checkpoints.Unpickler(io.BytesIO(pickle.dumps(eval))).load()
+    with pytest.raises(trust.RefusedError, match="builtins.eval"):
+        trust.Unpickler(io.BytesIO(pickle.dumps(eval))).load()

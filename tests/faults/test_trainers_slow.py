@@ -8,13 +8,14 @@ import sys
 import time
 from pathlib import Path
 
-import edm_tiny
-import ldm_tiny
 import pytest
 import torch
 import yaml
-from test_adm_upstream import OGDM, same_files, training
-from test_adm_upstream import data as data  # a fixture
+
+from tests.adm.test_upstream import OGDM, same_files, training
+from tests.adm.test_upstream import data as data  # a fixture
+from tests.edm import edm_tiny
+from tests.ldm import ldm_tiny
 
 TESTS = Path(__file__).resolve().parents[1]
 pytestmark = pytest.mark.faults
@@ -28,7 +29,7 @@ def command(where: Path, *argv, ranks: int = 0) -> subprocess.CompletedProcess:
 
 
 def environment(where: Path) -> dict[str, str]:
-    path = os.pathsep.join(map(str, (where, TESTS.parent, TESTS)))
+    path = os.pathsep.join(map(str, (where, TESTS.parent, TESTS / "edm", TESTS / "ldm")))
     return os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "MASTER_PORT": "0"}
 
 
@@ -46,10 +47,8 @@ def adm(patched, data, tmp_path_factory):
 
     def train(name: str, *flags, seed: int = 1):
         job = training(folder / name, data, *OGDM, *flags, seed=seed)
-        script = TESTS / "test_adm_upstream.py"
-        return command(
-            patched("guided-diffusion"), script, "drive", json.dumps([job])
-        ), folder / name
+        script = TESTS / "adm" / "test_upstream.py"
+        return command(patched("guided-diffusion"), script, "drive", json.dumps([job])), folder / name
 
     return train
 
@@ -166,14 +165,10 @@ def test_ldm_stops_when_it_diverges_and_keeps_what_is_good(ldm):
     assert done.returncode == 1, done.stdout[-2000:]
     assert "weights are not finite" in done.stderr, done.stderr[-2000:]
     now = contents(run, "*.ckpt")
-    assert {p: now[p] for p in good if p.name != "last.ckpt"} == {
-        p: good[p] for p in good if p.name != "last.ckpt"
-    }
+    assert {p: now[p] for p in good if p.name != "last.ckpt"} == {p: good[p] for p in good if p.name != "last.ckpt"}
     for path in now:
         saved = torch.load(path, weights_only=True)
-        assert all(
-            v.isfinite().all() for v in saved["state_dict"].values() if v.is_floating_point()
-        )
+        assert all(v.isfinite().all() for v in saved["state_dict"].values() if v.is_floating_point())
 
 
 def test_ldm_offers_another_checkpoint_for_a_damaged_one(ldm, tmp_path):

@@ -1,0 +1,160 @@
+"""Exact resume of openai/guided-diffusion, on every rank: ogdmNNNNNN.pt beside its own files.
+
+It keeps D, the random states, the place in the data, the fp16 loss scale, the loss history of a
+loss-aware schedule sampler, and the number of updates.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from .. import sealed
+from ..distributed import gather
+from ..random import global_state, set_global_state
+from ..sealed import Checkpoint
+
+
+class ReplayableData:
+    """An endless stream of batches that reports its position and can return to it.
+
+    A torch DataLoader fixes a whole pass over the data (order, and its workers' seeds) by draws
+    from torch's global generator when the pass starts, and draws nothing afterwards. So the
+    generator's state at the start of the pass and the number of batches used since are enough.
+    """
+
+    def __init__(self, batches: Iterator):
+        self._batches = batches
+        self._start: Tensor | None = None
+        self._used = 0
+
+    def __iter__(self) -> ReplayableData:
+        return self
+
+    def __next__(self) -> Any:
+        before = torch.get_rng_state()
+        batch = next(self._batches)
+        if not torch.equal(before, torch.get_rng_state()):
+            self._start, self._used = before, 0
+        self._used += 1
+        return batch
+
+    def position(self) -> dict[str, Any]:
+        """Plain values, for a checkpoint."""
+        return {"start": self._start, "used": self._used}
+
+    def go_to(self, position: dict[str, Any]) -> None:
+        """Starts the saved pass again and skips what was used of it. Moves torch's generator."""
+        if position["start"] is not None:
+            torch.set_rng_state(position["start"])
+        for _ in range(position["used"]):
+            next(self)
+
+
+def checkpoint(folder: str, step: int, rates: Iterable[float]) -> Checkpoint:
+    """The checkpoint of a step; upstream writes one file for each of its EMA's rates."""
+    ema = [f"ema_{rate}_{step:06d}.pt" for rate in rates]
+    names = [f"model{step:06d}.pt", *ema, f"opt{step:06d}.pt"]
+    return Checkpoint(folder, names, f"ogdm{step:06d}.pt")
+
+
+def save(loop, upstream: Callable[[], None]) -> None:
+    """Upstream's files, then ogdmNNNNNN.pt: the observer, and what they leave out."""
+    from guided_diffusion import logger, train_util
+
+    step = loop.step + loop.resume_step
+    here = checkpoint(train_util.get_blob_logdir(), step, loop.ema_rate)
+    if dist.get_rank() == 0:
+        here.unseal()
+    upstream()
+    ranks = gather({"random": global_state(), "data": loop.data.position()})
+    if dist.get_rank() == 0:
+        logger.log("saving the observer...")
+        here.save({
+            "observer": loop.observer.state_dict(),
+            "updates": loop.observer.steps,
+            "lg_loss_scale": loop.mp_trainer.lg_loss_scale,
+            "schedule_sampler": _sampler_state(loop.schedule_sampler),
+            "batch_size": loop.batch_size,
+            "ranks": ranks,
+        })  # fmt: skip
+
+
+def newest(folder: str, rates: Iterable[float]) -> str:
+    """The newest complete checkpoint in a folder, in words."""
+    import blobfile as bf
+
+    names = bf.listdir(folder) if bf.isdir(folder) else []
+    found = (re.fullmatch(r"ogdm(\d{6,})\.pt", name) for name in names)
+    steps = sorted((int(m[1]) for m in found if m), reverse=True)
+    return sealed.newest((checkpoint(folder, step, rates) for step in steps), folder)
+
+
+def check(model: str, rates: list[float]) -> dict[str, Any]:
+    """The state beside the resumed model; ValueError where the checkpoint is not complete."""
+    folder, name = os.path.split(model)
+    folder = folder or "."
+    match = re.fullmatch(r"model(\d{6,})\.pt", name)
+    try:
+        if not match:
+            raise ValueError(f"{name} is not named modelNNNNNN.pt, so its step is not known")
+        return checkpoint(folder, int(match[1]), rates).read()
+    except ValueError as error:
+        why = "The run was stopped while it was saved, or --ema_rate differs, or it was trained "
+        raise ValueError(
+            f"--resume_checkpoint: {error}. {why + 'without --ogdm; ' if match else ''}"
+            f"{newest(folder, rates)}. To start from the weights alone, with a new discriminator: "
+            f"--init_checkpoint {model}"
+        ) from error
+
+
+def load(loop, state: dict[str, Any]) -> None:
+    """Continues from the state beside the resumed model, as if never stopped.
+
+    Upstream names a checkpoint by the step just done and would do that step again. From here
+    on its step is counted from the run's start, so names, intervals and annealing go on. From
+    model000000.pt, written after the first step, upstream would take the weights alone.
+    """
+    from guided_diffusion import logger
+
+    if not loop.resume_step:
+        loop._load_optimizer_state()
+        loop.ema_params = [loop._load_ema_parameters(rate) for rate in loop.ema_rate]
+    changed = loop.observer.load_state_dict(state["observer"])
+    if changed:
+        logger.log(f"observation guidance continues with other settings: {changed}")
+    loop.mp_trainer.lg_loss_scale = state["lg_loss_scale"]
+    _restore_sampler(loop.schedule_sampler, state["schedule_sampler"])
+    loop.step, loop.resume_step = state["updates"], 0
+
+    here = (dist.get_world_size(), loop.batch_size)
+    there = (len(state["ranks"]), state["batch_size"])
+    if here != there:
+        logger.warn(
+            f"saved by {there[0]} ranks of batch {there[1]}, now {here[0]} of {here[1]}: "
+            "the order of the data and the noise start anew"
+        )
+        return
+    rank = state["ranks"][dist.get_rank()]
+    logger.log(f"going back to batch {rank['data']['used']} of its pass over the data...")
+    loop.data.go_to(rank["data"])
+    set_global_state(rank["random"])
+
+
+def _sampler_state(sampler) -> dict[str, Tensor]:
+    """The loss history of a loss-aware schedule sampler; {} for the uniform one."""
+    names = ("_loss_history", "_loss_counts")
+    return {n: torch.tensor(getattr(sampler, n)) for n in names if hasattr(sampler, n)}
+
+
+def _restore_sampler(sampler, state: dict[str, Tensor]) -> None:
+    if sorted(state) != sorted(_sampler_state(sampler)):
+        raise ValueError("--schedule_sampler: resume with the one that the run was started with")
+    for name, value in state.items():
+        getattr(sampler, name)[:] = value.numpy()

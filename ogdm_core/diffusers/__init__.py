@@ -1,0 +1,1 @@
+"""A trainer for diffusers' U-Nets, with or without OGDM: `python -m ogdm_core.diffusers`."""

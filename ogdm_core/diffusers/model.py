@@ -1,0 +1,87 @@
+"""OGDM for any diffusers `UNet2DModel`, and our samplers for it.
+
+The scheduler's config says what the network predicts; everything here turns that into eps.
+"""
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from ..forward import Recorder, rows_of
+from ..observer import Observer
+from ..schedule import DiscreteVP, expand
+from ..solvers import EpsFn
+
+
+def schedule_of(scheduler, sigma_data: float = 0.5) -> DiscreteVP:
+    """The noise schedule behind any diffusers scheduler that has `alphas_cumprod`."""
+    return DiscreteVP(scheduler.alphas_cumprod, sigma_data)
+
+
+def to_eps(prediction: Tensor, x_t: Tensor, t: Tensor, schedule: DiscreteVP, kind: str) -> Tensor:
+    """eps from what the network predicts: `epsilon`, `sample` (x_0) or `v_prediction`.
+
+    eps = (x_t - a_t x_0) / b_t,   eps = a_t v + b_t x_t.
+    """
+    if kind == "epsilon":
+        return prediction
+    a_t, b_t = expand(schedule.a(t), x_t), expand(schedule.b(t), x_t)
+    if kind == "sample":
+        return (x_t - a_t * prediction) / b_t
+    if kind == "v_prediction":
+        return a_t * prediction + b_t * x_t
+    raise ValueError(f"prediction_type {kind!r} is not supported; use epsilon, sample or v_prediction")
+
+
+def target_of(x_0: Tensor, eps: Tensor, t: Tensor, schedule: DiscreteVP, kind: str) -> Tensor:
+    """What the network is trained to predict."""
+    if kind == "epsilon":
+        return eps
+    if kind == "sample":
+        return x_0
+    return expand(schedule.a(t), x_0) * eps - expand(schedule.b(t), x_0) * x_0
+
+
+def make_eps_fn(unet: Callable, schedule: DiscreteVP, kind: str = "epsilon", label: Tensor | None = None) -> EpsFn:
+    """The network as eps(x [N, ...], t [N]), with t = 1..T."""
+
+    def eps_fn(x: Tensor, t: Tensor, rows: Tensor | None = None) -> Tensor:
+        output = unet(x, t - 1, class_labels=rows_of(label, rows)).sample
+        return to_eps(output, x, t, schedule, kind)
+
+    return eps_fn
+
+
+def training_loss(
+    unet: Callable,
+    x_0: Tensor,
+    eps: Tensor,
+    t: Tensor,
+    schedule: DiscreteVP,
+    kind: str = "epsilon",
+    label: Tensor | None = None,
+    observer: Observer | None = None,
+    x0_weight: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """L_transition + gamma L_emission, and L_transition alone: two scalars.
+
+    One forward pass of the network serves both terms (Heun's projection takes one more).
+    An error of eps is sigma times as large in x_0. With `x0_weight` above 1, L_transition is
+    weighted by sigma^2, held between 1 and this number: the loss of x_0 where sigma is in between.
+    """
+    x_t, network = schedule.diffuse(x_0, eps, t), Recorder(unet)
+    prediction = network(x_t, t - 1, class_labels=label).sample.float()
+    target = target_of(x_0, eps, t, schedule, kind)
+    error = (prediction - target).square()
+    if x0_weight > 1:
+        error = error * expand(schedule.sigma(t).square().clamp(1, x0_weight), error)
+    transition = error.mean()
+    if observer is None:
+        return transition, transition.detach()
+    emission = observer.observe(
+        x_0=x_0, eps=eps, x_t=x_t, t=t, eps_t=to_eps(prediction, x_t, t, schedule, kind),
+        # Past DDP's wrapper: a second pass must not announce another backward.
+        eps_fn=make_eps_fn(getattr(unet, "module", unet), schedule, kind, label), label=label,
+        rng=network.rng,
+    )  # fmt: skip
+    return transition + emission.mean(), transition.detach()

@@ -1,0 +1,202 @@
+"""Lets NVlabs/edm, written in 2022 for CUDA, run on today's torch and on a CPU.
+
+`install()` puts the shims in place; each gives its one reason. With CUDA
+present only those for today's Python and torch act, and they change what fails, nothing that
+works. As a program, this module runs an *untouched* script of a clone of NVlabs/edm:
+
+    python -m ogdm_core.edm.compat path/to/edm/generate.py --network=... --outdir=...
+"""
+
+import functools
+import importlib
+import os
+import pickle
+import re
+import sys
+import types
+import warnings
+from pathlib import Path
+
+import torch
+
+from .. import checkpoints, trust
+from ..config import parse_bool
+from ..distributed import leave_at_exit, print_once
+
+CPU = torch.device("cpu")
+PERSISTENT = ("networks", "loss", "augment")  # upstream's modules of classes that are pickled
+STATE = r"training-state-\d+\.pt"
+_noted: set[str] = set()  # sources whose replacement was reported
+
+
+@functools.cache
+def install() -> None:
+    """Puts every shim in place. Call it before upstream's first import; twice does no harm."""
+    _provide_distutils()
+    _let_samplers_name_their_data()
+    _load_training_states()
+    if not torch.cuda.is_available():
+        _start_gloo()
+        _run_ddp_without_device_ids()
+        # The status line resets a counter of GPU memory, which a CPU build of torch does not have.
+        torch.cuda.reset_peak_memory_stats = lambda device=None: None
+        # Upstream always pins memory; without a GPU torch ignores it, and warns at every start.
+        warnings.filterwarnings("ignore", "'pin_memory' argument is set as true")
+
+
+def device(wanted: torch.device) -> torch.device:
+    """`wanted`, or the CPU where there is no CUDA: upstream's default is always "cuda"."""
+    return wanted if torch.cuda.is_available() else CPU
+
+
+def agree_on_seed(seed: int | None) -> int | None:
+    """Rank 0's random seed for everybody, if none is given: upstream draws it on a CUDA device."""
+    if seed is not None and not 0 <= seed < 2**32:
+        import click
+
+        raise click.ClickException(f"--seed: {seed} is not allowed; give one in [0, 2^32)")
+    if seed is not None or torch.cuda.is_available():
+        return seed
+    drawn = torch.randint(1 << 31, size=[])
+    torch.distributed.broadcast(drawn, src=0)
+    return int(drawn)
+
+
+def _provide_distutils() -> None:
+    """dnnlib takes one function from distutils, which Python 3.12 no longer has."""
+    if sys.version_info < (3, 12):
+        return
+    util = types.ModuleType("distutils.util")
+    util.strtobool = lambda text: int(parse_bool(text))
+    package = types.ModuleType("distutils")
+    package.util = util
+    sys.modules.setdefault("distutils", package)
+    sys.modules.setdefault("distutils.util", util)
+
+
+def _let_samplers_name_their_data() -> None:
+    """Upstream's sampler hands its dataset to torch's, which takes none any more."""
+    sampler = torch.utils.data.Sampler
+    if "__init__" not in vars(sampler):
+        sampler.__init__ = lambda self, data_source=None: None
+
+
+class _Unpickler(trust.Unpickler):
+    """Admits upstream's own objects too: their class is the one of the checked-out code."""
+
+    def other(self, module: str, name: str):
+        if (module, name) == ("torch_utils.persistence", "_reconstruct_persistent_obj"):
+            return _rebuild
+        if (module, name) == ("dnnlib.util", "EasyDict"):
+            return importlib.import_module(module).EasyDict
+        return super().other(module, name)
+
+
+def _rebuild(meta: dict):
+    """An object that upstream pickled together with the source code of its class.
+
+    Upstream runs that source. Here it must be the checked-out code's own; other source is not run,
+    and the object gets the checked-out class of that name, or is refused if there is none.
+    """
+    from torch_utils import persistence
+
+    meta = dict(meta)
+    homes = [importlib.import_module(f"training.{name}") for name in PERSISTENT]
+    sources = {persistence._module_to_src(home): home for home in homes}
+    name, source = str(meta["class_name"]), meta["module_src"]
+    if source not in sources:
+        known = (s for s, home in sources.items() if name in vars(home))
+        meta["module_src"] = source = next(known, None)
+        if source is not None and source not in _noted:
+            _noted.add(source)
+            print_once(
+                f"{name} was saved with other source code than {sources[source].__file__}; the "
+                "checked-out code is used. --trust runs the saved one."
+            )
+    if source is None or not persistence.is_persistent(vars(sources[source]).get(name)):
+        raise trust.refusal(f"the class {name}, which the file brings as source code,")
+    return persistence._reconstruct_persistent_obj(meta)
+
+
+def _load(file):
+    """pickle.load, by the reader above unless --trust is given."""
+    unpickler = pickle.Unpickler if trust.trusted() else _Unpickler
+    with checkpoints.reading(getattr(file, "name", "the network pickle")):
+        return unpickler(file).load()
+
+
+careful_pickle = types.SimpleNamespace(load=_load, dump=pickle.dump)  # in place of upstream's
+
+
+def _load_training_states() -> None:
+    """`--resume` reads a whole pickled network, which torch.load refuses by default since 2.6.
+
+    A file named like upstream's own state dumps, read without an explicit `weights_only`, is read
+    by the reader above; any other call is torch.load's as it was.
+    """
+    load = torch.load
+
+    def load_training_state(f, *args, **kwargs):
+        named = isinstance(f, (str, os.PathLike)) and os.path.basename(f)
+        if not named or "weights_only" in kwargs or not re.fullmatch(STATE, named):
+            return load(f, *args, **kwargs)
+        if not trust.trusted():
+            kwargs["pickle_module"] = trust.pickle_module(_Unpickler)
+        with checkpoints.reading(f):
+            return load(f, *args, weights_only=False, **kwargs)
+
+    torch.load = load_training_state
+
+
+def _start_gloo() -> None:
+    """Upstream starts NCCL and picks a CUDA device; a CPU uses gloo and has no device to pick."""
+    from torch_utils import distributed, training_stats
+
+    def init() -> None:
+        alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+        here = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+        for name, value in (alone | here).items():
+            os.environ.setdefault(name, value)
+        torch.distributed.init_process_group(backend="gloo", init_method="env://")
+        leave_at_exit()
+        several = distributed.get_world_size() > 1
+        training_stats.init_multiprocessing(distributed.get_rank(), CPU if several else None)
+
+    distributed.init = init
+
+
+def _run_ddp_without_device_ids() -> None:
+    """Upstream names the device of each replica; DDP takes no such names for CPU modules."""
+
+    class CPUDistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
+        """DDP that ignores `device_ids`."""
+
+        def __init__(self, module, device_ids=None, **kwargs):
+            super().__init__(module, **kwargs)
+
+    torch.nn.parallel.DistributedDataParallel = CPUDistributedDataParallel
+
+
+def main(argv: list[str]) -> None:
+    """Runs `argv[0]`, a click script of an untouched clone, with the arguments that follow."""
+    if not argv or not Path(argv[0]).is_file():
+        sys.exit("usage: python -m ogdm_core.edm.compat path/to/edm/SCRIPT.py [--trust] [its arguments]")
+    if "--trust" in argv:
+        trust.trust()
+    script = Path(argv[0]).resolve()
+    sys.path.insert(0, str(script.parent))
+    sys.argv = [str(script), *(argument for argument in argv[1:] if argument != "--trust")]
+    install()
+    module = importlib.import_module(script.stem)
+    loop = importlib.import_module("training.training_loop")
+    for function in (loop.training_loop, module.main.callback):
+        values = function.__defaults__ or ()
+        function.__defaults__ = tuple(device(value) if isinstance(value, torch.device) else value for value in values)
+    loop.pickle = careful_pickle
+    if script.stem == "generate":  # fid.py reads another network, dataset_tool.py data
+        module.pickle = careful_pickle
+    module.main()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,200 @@
+"""OGDM in the trainer of NVlabs/edm: what the lines of `patches/edm` call.
+
+    train.py            `train_options` adds the flags, `training_kwargs` hands them to the loop
+    training_loop.py    `session` returns the loop's observer, or None without --ogdm
+
+EDM in the paper's terms: x_t = y + n with y the (augmented) image and n = sigma eps, so a = 1 and
+t *is* sigma; the network returns the denoised image D, and eps_t = (x_t - D) / sigma.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import click
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ..checkpoints import stop_if_not_finite
+from ..config import OGDMConfig
+from ..distributed import gather, print_once, rank, world
+from ..flags import click_options, from_args
+from ..forward import Recorder, lr_scale, rows_of
+from ..observer import Observer
+from ..random import replayed, set_torch_state, torch_state
+from ..schedule import RHO, KarrasVE, expand
+from ..solvers import EpsFn
+from ..trust import trust_option
+from .resume import SkipFirst, check, checkpoint, load_state, newest
+
+__all__ = ["SkipFirst", "load_state", "session", "train_options", "training_kwargs"]  # the patch's
+SIGMA_MIN, SIGMA_MAX = 0.002, 80.0  # Karras et al.; EDM's networks name no range
+
+
+def schedule_of(net) -> KarrasVE:
+    """Noise levels of the network: its own range where it has one (vp, ve), else Karras et al.'s.
+    Its input is x_t itself for any preconditioning, so a = 1 and b = sigma throughout."""
+    low = net.sigma_min if net.sigma_min > 0 else SIGMA_MIN
+    high = net.sigma_max if math.isfinite(net.sigma_max) else SIGMA_MAX
+    return KarrasVE(low, high, RHO, sigma_data=getattr(net, "sigma_data", 0.5))
+
+
+def to_eps(denoised: Tensor, x_t: Tensor, sigma: Tensor) -> Tensor:
+    """eps = (x_t - D) / sigma, in x_t's dtype."""
+    return (x_t - denoised.to(x_t.dtype)) / expand(sigma, x_t)
+
+
+def make_eps_fn(net, labels: Tensor | None = None, **kwargs) -> EpsFn:
+    """The denoiser as eps(x [N, C, H, W], sigma [N])."""
+
+    def eps_fn(x: Tensor, sigma: Tensor, rows: Tensor | None = None) -> Tensor:
+        denoised = net(x, sigma, rows_of(labels, rows), **rows_of(kwargs, rows))
+        return to_eps(denoised, x, sigma)
+
+    return eps_fn
+
+
+def train_options(main: Callable) -> Callable:
+    """Adds `--ogdm`, `--ogdm-k`, ..., `--lr-rampup` and `--trust` to upstream's click command."""
+    text = "Learning rate ramp-up, from zero; 0 = full rate at once  [default: 10]"
+    ramp = click.option("--lr-rampup", metavar="MIMG", type=click.FloatRange(min=0), help=text)
+    return ramp(trust_option(click_options(main)))
+
+
+def training_kwargs(opts: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+    """What the flags add to `options`, the arguments of upstream's training loop."""
+    ramp, config = opts["lr_rampup"], from_args(opts, "edm")
+    if config is not None and opts["resume"] is not None:
+        check(opts["resume"], options)
+    kwargs: dict[str, Any] = {} if ramp is None else {"lr_rampup_kimg": ramp * 1000}
+    return kwargs if config is None else kwargs | {"ogdm": config.to_dict()}
+
+
+class RecordedLoss:
+    """Upstream's loss function, with the network's pass and the augmented images y recorded.
+
+    Pickles as the loss function itself, so a snapshot holds nothing of ours.
+    """
+
+    def __init__(self, loss_fn: Callable[..., Tensor]):
+        self.loss_fn = loss_fn
+
+    def __call__(self, net, images, labels=None, augment_pipe=None) -> Tensor:
+        network, pipe = Recorder(net), augment_pipe and Recorder(augment_pipe)
+        loss = self.loss_fn(net=network, images=images, labels=labels, augment_pipe=pipe)
+        self.y, self.seen = pipe.output[0] if pipe else images, network
+        return loss
+
+    def __reduce__(self):
+        return self.loss_fn.__reduce__()
+
+
+class Session:
+    """Observation guidance of one training loop."""
+
+    def __init__(
+        self, config: OGDMConfig, net, loss_fn: Callable[..., Tensor], optimizer: Optimizer,
+        seed: int = 0, fine_tuned: bool = False,
+    ):  # fmt: skip
+        self.net, self.optimizer, self.seed, self.fine_tuned = net, optimizer, seed, fine_tuned
+        self.device = next(net.parameters()).device
+        self.loss_fn = RecordedLoss(loss_fn)
+        self.observer = Observer(
+            config, schedule_of(net), net.img_channels, net.img_resolution,
+            labels=net.label_dim, device=self.device,
+        )  # fmt: skip
+        self.last: dict[str, float] = {}
+        self._checked = (0, 0)  # D's steps and skipped steps at the last tick
+
+    def resume(self, state: dict[str, Any]) -> tuple[int, int]:
+        """Puts back D and the random states; returns the exact counts of images and ticks.
+
+        Comes last before the loop, since building the network also draws random numbers.
+        """
+        if changed := self.observer.load_state_dict(state["observer"]):
+            print_once(f"OGDM: the observer continues with other settings: {changed}")
+        if [len(rng) for rng in state["rng"]] == [len(torch_state(self.device))] * world():
+            set_torch_state(state["rng"][rank()], self.device)
+        else:
+            print_once(
+                f"OGDM: the random states of {len(state['rng'])} ranks do not fit this run "
+                f"({world()} on {self.device.type}); the noise starts anew, all else continues."
+            )
+        self._checked = self.observer.steps, int(self.observer.skipped)
+        return state["nimg"], state["tick"] + 1
+
+    def add_emission(self, loss: Tensor) -> Tensor:
+        """loss [N, C, H, W] + gamma L_emission: upstream sums over pixels, so an image's loss grows
+        by C H W gamma L_emission, the weight that gamma has beside a mean over pixels."""
+        y, seen = self.loss_fn.y, self.loss_fn.seen
+        sigma, labels = seen.args
+        drop = self.observer.config.augment_labels == "drop"
+        drop &= seen.kwargs.get("augment_labels") is not None
+        # The bare network, not its DDP wrapper: one wrapped pass arms DDP, which averages a
+        # parameter's gradient once it is complete, after all passes; another would only broadcast
+        # the buffers again.
+        eps_fn = make_eps_fn(self.net, labels, **({} if drop else seen.kwargs))
+        eps_t = to_eps(seen.output, seen.x, sigma)
+        if drop:
+            with replayed(seen.rng, self.device):
+                eps_t = eps_fn(seen.x, sigma.flatten())
+        emission = self.observer.observe(
+            x_0=y, eps=to_eps(y, seen.x, sigma), x_t=seen.x, t=sigma.flatten(), eps_t=eps_t,
+            eps_fn=eps_fn, label=labels if self.net.label_dim else None, rng=seen.rng,
+        )  # fmt: skip
+        return loss + expand(emission, loss)
+
+    def step(self) -> None:
+        """D's step, at a rate that follows upstream's ramp-up.
+
+        The network's gradients are dropped first: they have been applied, and D needs the memory.
+        """
+        self.net.zero_grad(set_to_none=True)
+        self.observer.step(lr_scale(self.optimizer))
+
+    def report(self, report: Callable) -> list[str]:
+        """Hands the means since the last tick to upstream's statistics; returns console fields."""
+        stats = self.observer.stats()
+        for name, value in stats.items():
+            report(f"OGDM/{name}", value)
+        self.last |= stats
+        return [f"{name} {value:<7.4g}" for name, value in self.last.items()]
+
+    def check(self, run_dir: str | None, nimg: int) -> None:
+        """Ends a run that diverged, before anything is saved; breaks the seal of what may be.
+
+        Upstream sets gradients that are not finite to zero, so that its weights stay finite: a run
+        is lost as well if D had no finite gradient in half of the steps since the last tick.
+        """
+        steps, skipped = self.observer.steps, int(self.observer.skipped)
+        lost = 0 < steps - self._checked[0] <= 2 * (skipped - self._checked[1])
+        self._checked = steps, skipped
+        good = functools.partial(newest, run_dir or ".")
+        stop_if_not_finite(self.net.parameters(), f"{nimg / 1000:g} kimg", good, lost)
+        if run_dir is not None and rank() == 0:
+            checkpoint(run_dir, nimg).unseal()
+
+    def save(self, run_dir: str | None, nimg: int, tick: int, every: int | None, done: bool):
+        """Writes `ogdm-state-*.pt` after upstream's `training-state-*.pt`, as its seal."""
+        if every is None or tick == 0 or not (done or tick % every == 0):
+            return
+        rng = gather(torch_state(self.device))
+        if run_dir is not None and rank() == 0:
+            checkpoint(run_dir, nimg).save({
+                "observer": self.observer.state_dict(), "rng": rng, "nimg": nimg, "tick": tick,
+                "seed": self.seed, "fine_tuned": self.fine_tuned,
+            })  # fmt: skip
+
+
+def session(
+    ogdm: dict[str, Any] | None, net, loss_fn: Callable[..., Tensor], optimizer: Optimizer,
+    seed: int, resume_pkl: str | None, state: dict[str, Any] | None,
+) -> Session | None:  # fmt: skip
+    """The loop's observer with the settings of --ogdm, None without."""
+    if ogdm is None:
+        return None
+    if resume_pkl is not None and state is None:
+        print_once("OGDM: a snapshot carries no discriminator; a new one is trained beside it.")
+    fine_tuned = resume_pkl is not None if state is None else state["fine_tuned"]
+    return Session(OGDMConfig.from_mapping(ogdm), net, loss_fn, optimizer, seed, fine_tuned)

@@ -1,0 +1,259 @@
+"""Lets latent-diffusion (torch 1.7, Lightning 1.4, 2021-22) run on today's stack and on a CPU.
+
+The patches call `install()` before upstream's own imports. One reason per shim, written at the
+shim; what concerns Lightning is in `compat.lightning`.
+"""
+
+import functools
+import importlib
+import os
+import pickle
+import sys
+import types
+from importlib.machinery import ModuleSpec
+from typing import Any
+
+import torch
+from torch.nn.functional import pad
+
+from .. import checkpoints, trust
+
+# Upstream's main.py ends by asking its trainer for its rank, also where none was made: its
+# NameError would hide what went wrong.
+no_trainer = types.SimpleNamespace(global_rank=-1)
+
+
+@functools.cache
+def install() -> None:
+    """Puts every shim in place. Once it has succeeded, another call changes nothing."""
+    _find_ldm()
+    _torchvision()
+    _torch_load()
+    _only_known_targets()
+    _pillow()
+    from . import lightning
+
+    lightning.install()
+    _samplers_on_any_device()
+    _recomputation_under_autocast()
+    _encoders_without_clip()
+
+
+def _find_ldm() -> None:
+    """Upstream expects `pip install -e .`; its README's commands start in its folder."""
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    if importlib.util.find_spec("ldm") is None:
+        raise ImportError(
+            "latent-diffusion is not on the path: start in third_party/latent-diffusion "
+            "(run/setup.sh fetches it), or add that folder to PYTHONPATH"
+        )
+
+
+def _torchvision() -> None:
+    """Upstream needs `make_grid` and one transform; a torchvision beside a CPU torch often fails.
+
+    A torchvision that imports is used. One that is installed and does not import also breaks
+    Lightning's import (torchmetrics asks the package metadata), so it is hidden from that.
+    """
+    try:
+        import torchvision  # noqa: F401
+    except (ImportError, RuntimeError) as error:
+        for name in [n for n in sys.modules if n.split(".")[0] == "torchvision"]:
+            del sys.modules[name]
+        if not isinstance(error, ModuleNotFoundError):
+            _hide_distribution("torchvision")
+            sys.modules["torchvision"] = None  # its import then raises ModuleNotFoundError
+        import pytorch_lightning  # noqa: F401  before the stand-in: it looks for torchvision
+
+        parts: dict[str, dict[str, Any]] = {
+            "utils": {"make_grid": make_grid},
+            "transforms": {"RandomHorizontalFlip": RandomHorizontalFlip},
+        }
+        advice = "install a torchvision that matches your torch (conda does)"
+        modules = {n: _Partial(f"torchvision.{n}", advice, **part) for n, part in parts.items()}
+        top = _Partial("torchvision", advice, **modules)
+        sys.modules.update({module.__name__: module for module in (top, *modules.values())})
+
+
+def _hide_distribution(name: str) -> None:
+    """Makes Lightning's availability check report one package as missing."""
+    from lightning_utilities.core import imports
+
+    version = imports._version
+
+    def visible(package: str) -> str:
+        if package == name:
+            raise imports.PackageNotFoundError(package)
+        return version(package)
+
+    imports._version = visible
+
+
+class _Partial(types.ModuleType):
+    """A module of which a part is here; any other attribute raises ImportError with advice."""
+
+    def __init__(self, name: str, advice: str, **content):
+        super().__init__(name)
+        self.__spec__ = ModuleSpec(name, None, is_package=True)
+        self.__path__ = []
+        self.__dict__.update(content, _advice=advice)
+
+    def __getattr__(self, name: str):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise ImportError(f"{self.__name__}.{name} is not here: {self._advice}")
+
+
+def make_grid(images: torch.Tensor, nrow: int = 8, padding: int = 2) -> torch.Tensor:
+    """One image [C, H, W] of many [N, C, h, w], row by row, with a black frame around each.
+
+    Grey images become RGB; a single image ([C, h, w], or N = 1) stays without a frame.
+    """
+    images = images[(None,) * (4 - images.dim())]
+    n, channels = images.shape[:2]
+    images = images.expand(-1, 3 if channels == 1 else channels, -1, -1)
+    if n == 1:
+        return images[0]
+    columns = min(nrow, n)
+    rows = -(-n // columns)
+    images = pad(images, (padding, 0, padding, 0, 0, 0, 0, rows * columns - n))
+    grid = images.unflatten(0, (rows, columns)).permute(2, 0, 3, 1, 4)  # 3, rows, h, columns, w
+    return pad(grid.flatten(3).flatten(1, 2), (0, padding, 0, padding))
+
+
+class RandomHorizontalFlip:
+    """Mirrors a PIL image with probability p, by one draw of torch's."""
+
+    def __init__(self, p: float = 0.5):
+        self.p = p
+
+    def __call__(self, image):
+        from PIL import ImageOps
+
+        return ImageOps.mirror(image) if torch.rand(1) < self.p else image
+
+
+def _torch_load() -> None:
+    """torch 2.6 made `weights_only` the default; Lightning 1.4's checkpoints hold classes as well.
+
+    Where a call leaves the choice open and the strict reader refuses, the file is read again with
+    everything that is not tensors, numbers and containers replaced by inert placeholders. So the
+    released checkpoints load, and still no code of theirs runs.
+    """
+    strict = torch.load
+
+    @functools.wraps(strict)
+    def load(f, map_location=None, pickle_module=None, *, weights_only=None, **kwargs):
+        if weights_only is not None or pickle_module is not None:
+            return strict(f, map_location, pickle_module, weights_only=weights_only, **kwargs)
+        start = f.tell() if hasattr(f, "tell") else None
+        with checkpoints.reading(getattr(f, "name", f)):
+            try:
+                return strict(f, map_location, weights_only=True, **kwargs)
+            except pickle.UnpicklingError:
+                if start is not None:
+                    f.seek(start)
+                inert = trust.pickle_module(_Unpickler)
+                return strict(f, map_location, inert, weights_only=False, **kwargs)
+
+    torch.load = load
+
+
+class _Inert:
+    """Takes the place of an object that a checkpoint asks for, and does nothing."""
+
+    def __init__(self, *args, **kwargs):
+        pass
+
+    __setstate__ = __setitem__ = append = extend = __init__  # by which pickle fills objects
+
+
+class _Unpickler(trust.Unpickler):
+    """Puts an inert placeholder wherever a checkpoint asks for anything but numbers."""
+
+    def other(self, module: str, name: str):
+        return type(name, (_Inert,), {"__module__": module})
+
+
+TARGETS = (
+    "ldm.", "taming.", "main.", "ogdm_core.", "run.", "torch.nn.", "torch.optim.",
+    "pytorch_lightning.",
+)  # fmt: skip
+
+
+def _only_known_targets() -> None:
+    """Upstream calls whatever a config names as `target`, and reads configs beside checkpoints.
+
+    Here it must be a class of the packages above, unless --trust is given.
+    """
+    from ldm import util
+
+    find = util.get_obj_from_str
+
+    def get_obj_from_str(string: str, reload: bool = False):
+        if trust.trusted():
+            return find(string, reload)
+        if not string.startswith(TARGETS):
+            raise trust.refusal(f"target: {string}")
+        found = find(string, reload)
+        if not (isinstance(found, type) and f"{found.__module__}.".startswith(TARGETS)):
+            raise trust.refusal(f"target: {string}")
+        return found
+
+    util.get_obj_from_str = get_obj_from_str
+
+
+def _pillow() -> None:
+    """Pillow 10 dropped the name LINEAR, which upstream's datasets look up; it was BILINEAR."""
+    from PIL import Image
+
+    if not hasattr(Image, "LINEAR"):
+        Image.LINEAR = Image.Resampling.BILINEAR
+
+
+def _samplers_on_any_device() -> None:
+    """Upstream's samplers move their tables to "cuda"; they belong where the model is."""
+    from ldm.models.diffusion.ddim import DDIMSampler
+    from ldm.models.diffusion.plms import PLMSSampler
+
+    def register_buffer(self, name, table):
+        on_model = isinstance(table, torch.Tensor)
+        setattr(self, name, table.to(self.model.betas.device) if on_model else table)
+
+    DDIMSampler.register_buffer = PLMSSampler.register_buffer = register_buffer
+
+
+def _recomputation_under_autocast() -> None:
+    """Upstream computes attention again in the backward pass, when Lightning's autocast is over.
+
+    Inputs kept in bf16 would meet float32 weights; so what is recomputed carries its autocast.
+    """
+    from ldm.modules.diffusionmodules.util import CheckpointFunction
+
+    forward = CheckpointFunction.forward
+
+    def carrying(ctx, run_function, length, *args):
+        device = args[0].device.type
+        if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
+            return forward(ctx, run_function, length, *args)
+        under = torch.autocast(device, torch.get_autocast_dtype(device))
+        return forward(ctx, under(run_function), length, *args)
+
+    CheckpointFunction.forward = staticmethod(carrying)
+
+
+def _encoders_without_clip() -> None:
+    """Upstream's encoders import clip and kornia at the top; class labels need neither."""
+    absent = {}
+    for name in ("clip", "kornia"):
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            advice = f"this encoder needs the package {name}; install it"
+            absent[name] = sys.modules[name] = _Partial(name, advice)
+    try:
+        importlib.import_module("ldm.modules.encoders.modules")
+    finally:
+        for name in absent:
+            del sys.modules[name]

@@ -1,1 +1,0 @@
-"""A trainer for diffusers' U-Nets, with or without OGDM: `python -m ogdm_core.trainer`."""

@@ -1,0 +1,92 @@
+"""Samples of a model in diffusers' format, for whatever measures them or shows them."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ogdm_core.diffusers.model import make_eps_fn, schedule_of
+from ogdm_core.diffusers.train import load_model
+from ogdm_core.fewstep import write_npz
+from ogdm_core.guidance import Guide, guided, guided_nfe, load_guide, once_per_step
+from ogdm_core.images import to_uint8
+from ogdm_core.progress import Progress
+from ogdm_core.random import generator_of
+from ogdm_core.samplers import sample
+from ogdm_core.solvers import EpsFn
+
+BATCH = 64  # images at once
+
+
+def shape_of(config: Mapping[str, Any], file: str | Path) -> tuple[int, int, int]:
+    """(C, H, W) of a U-Net's images, from its config, which `file` holds."""
+    channels, size = config.get("in_channels"), config.get("sample_size")
+    shape = (channels, *(size if isinstance(size, list | tuple) else (size, size)))
+    if len(shape) != 3 or not all(isinstance(n, int) and n > 0 for n in shape):
+        raise ValueError(
+            f"{file} has in_channels {channels} and sample_size {size}; write a whole number for "
+            "in_channels, and one or two for sample_size"
+        )
+    return shape
+
+
+class Model:
+    """A model in diffusers' format, ready to be sampled: eps_theta and its schedule."""
+
+    def __init__(self, path: str, device: str | None = None):
+        self.unet, scheduler = load_model(path)
+        self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        self.unet.to(self.device).eval()
+        self.schedule, self.kind = schedule_of(scheduler), scheduler.config.prediction_type
+        self.shape = shape_of(self.unet.config, f"{path}/unet/config.json")
+
+    def labels(self, count: int) -> Tensor | None:
+        """[count]: image i is of class i mod classes; None for a model without classes."""
+        classes = self.unet.config.num_class_embeds or 0
+        return torch.arange(count, device=self.device) % classes if classes else None
+
+    def eps_fn(self, label: Tensor | None) -> EpsFn:
+        """The network as eps(x [N, ...], t [N])."""
+        return make_eps_fn(self.unet, self.schedule, self.kind, label)
+
+    def draw(
+        self, noise: Tensor, sampler: str, nfe: int, *,
+        discretisation: str | None = None, guide: Guide | None = None, weight: float = 1.0,
+        batch: int = BATCH,
+    ) -> Tensor:  # fmt: skip
+        """Samples [N, C, H, W] in [-1, 1], on the CPU; `guide` corrects eps once per step."""
+        labels, parts = self.labels(len(noise)), []
+        progress = Progress(f"{sampler} {nfe}: image", len(noise))
+        for i in range(0, len(noise), batch):
+            label = None if labels is None else labels[i : i + batch]
+            eps_fn = self.eps_fn(label)
+            if guide is not None:
+                turns = once_per_step(sampler, nfe)
+                eps_fn = guided(eps_fn, guide, self.schedule, weight, label, turns)
+            x = sample(
+                eps_fn, self.schedule.prior(noise[i : i + batch].to(self.device)), self.schedule,
+                sampler=sampler, nfe=nfe, discretisation=discretisation,
+                generator=generator_of("steps", i, device=self.device),
+            )  # fmt: skip
+            parts.append(x.clamp(-1, 1).cpu())
+            progress.update(min(i + batch, len(noise)))
+        return torch.cat(parts)
+
+
+def draw_images(
+    path: str, output: Path, count: int, sampler: str, nfe: int, seed: int = 0,
+    discretisation: str | None = None, guide: Path | None = None, weight: float = 1.0,
+) -> None:  # fmt: skip
+    """Writes `count` samples of the model at `path` to an npz, as an evaluator reads them."""
+    model = Model(path)
+    noise = torch.randn((count, *model.shape), generator=generator_of(seed, "samples"))
+    x = model.draw(noise, sampler, nfe, discretisation=discretisation,
+                   guide=load_guide(guide, model.device) if guide else None,
+                   weight=weight)  # fmt: skip
+    label = model.labels(count)
+    images = to_uint8(x).permute(0, 2, 3, 1).numpy()
+    write_npz(str(output), images, None if label is None else label.cpu().numpy())
+    cost = guided_nfe(sampler, nfe) if guide else nfe
+    print(f"wrote {output}: {count} images, {sampler}, NFE {cost}", flush=True)

@@ -1,0 +1,309 @@
+"""The environment that run/*.sh make for themselves, without installing anything here."""
+
+import json
+import os
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+from run.setup import env
+from run.setup.submodules import Refusal
+
+ROOT = Path(__file__).resolve().parents[2]
+PYPROJECT = """
+[build-system]
+requires = ["setuptools"]
+[project]
+name = "ogdm"
+dependencies = ["torch>=1"]
+[project.optional-dependencies]
+edm = ["click==8"]
+ldm = ["ogdm[edm]", "omegaconf==2"]
+all = ["ogdm[edm,ldm]"]
+[tool.ogdm.no-deps]
+ldm = ["loner==3"]
+[tool.ruff]
+line-length = 100
+"""
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    """A folder with declarations; commands are recorded and not run, except for making the venv."""
+    for name in ("OGDM_ENV", "OGDM_PYTHON"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "pyproject.toml").write_text(PYPROJECT)
+    (tmp_path / "environment.yml").write_text("name: ogdm\n")
+    (tmp_path / "constraints.txt").write_text("torch==1.2\n")
+    return tmp_path
+
+
+@pytest.fixture
+def commands(root, monkeypatch):
+    """The commands that would have been run."""
+    seen = []
+
+    def run(command, where, failed, advice):
+        words = [str(word) for word in command]
+        seen.append(words)
+        for folder in (root / ".venv", root / ".conda"):
+            if str(folder) in words:
+                make_python(folder)
+
+    monkeypatch.setattr(env, "_run", run)
+    monkeypatch.setattr(env, "_works", lambda *c: Path(c[0]).exists())
+    return seen
+
+
+def make_python(folder: Path) -> None:
+    (folder / "bin").mkdir(parents=True, exist_ok=True)
+    (folder / "bin" / "python").unlink(missing_ok=True)
+    (folder / "bin" / "python").symlink_to(sys.executable)
+
+
+def installs(commands) -> list[list[str]]:
+    return [command for command in commands if "install" in command]
+
+
+def test_first_run_makes_a_venv_and_installs(root, commands):
+    python = env.ensure(["ldm"], root)
+    assert python == root / ".venv" / "bin" / "python"
+    assert commands[0][1:3] == ["-m", "venv"]
+    with_deps, without = installs(commands)
+    assert with_deps[-2:] == ["--editable", f"{root}[ldm]"]
+    assert without[-2:] == ["--no-deps", "loner==3"]
+    for command in (with_deps, without):
+        assert command[command.index("--constraint") + 1] == str(root / "constraints.txt")
+
+
+def test_the_second_run_does_nothing(root, commands):
+    env.ensure(["ldm"], root)
+    commands.clear()
+    env.ensure(["ldm"], root)
+    env.ensure(["edm"], root)  # ldm names edm, so it is in
+    env.ensure([], root)
+    assert commands == []
+
+
+def test_extras_add_up(root, commands):
+    env.ensure(["edm"], root)
+    commands.clear()
+    env.ensure(["ldm"], root)
+    assert installs(commands)[0][-1] == f"{root}[edm,ldm]"
+    assert json.loads((root / ".venv" / env.STAMP).read_text())["extras"] == ["edm", "ldm"]
+
+
+def test_no_deps_packages_stay_out_unless_their_extra_is_wanted(root, commands):
+    env.ensure(["edm"], root)
+    assert len(installs(commands)) == 1
+
+
+def test_other_declarations_install_again_but_other_lint_rules_do_not(root, commands):
+    env.ensure(["edm"], root)
+    commands.clear()
+    file = root / "pyproject.toml"
+    file.write_text(file.read_text().replace("line-length = 100", "line-length = 80"))
+    env.ensure(["edm"], root)
+    assert commands == []
+    file.write_text(file.read_text().replace("click==8", "click==9"))
+    env.ensure([], root)
+    assert installs(commands)[0][-1] == f"{root}[edm]", "what was in stays in"
+    commands.clear()
+    (root / "constraints.txt").write_text("torch==1.3\n")
+    env.ensure(["edm"], root)
+    assert installs(commands)
+
+
+def test_an_interrupted_install_is_taken_up_again(root, commands, monkeypatch):
+    env.ensure(["edm"], root)
+    file = root / "pyproject.toml"
+    file.write_text(file.read_text().replace("click==8", "click==9"))
+    recorded = env._run
+
+    def interrupted(command, *rest):
+        if "install" in command:
+            raise KeyboardInterrupt
+        recorded(command, *rest)
+
+    monkeypatch.setattr(env, "_run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        env.ensure(["edm"], root)
+    monkeypatch.setattr(env, "_run", recorded)
+    commands.clear()
+    env.ensure(["edm"], root)
+    assert installs(commands)
+
+
+def test_a_venv_whose_python_is_gone_is_made_anew(root, commands):
+    env.ensure(["edm"], root)
+    python = root / ".venv" / "bin" / "python"
+    python.unlink()
+    python.symlink_to("/does/not/exist/python")
+    commands.clear()
+    env.ensure(["edm"], root)
+    assert commands[0][1:4] == ["-m", "venv", "--clear"]
+    assert installs(commands)
+
+
+def test_an_unknown_extra_is_named(root, commands):
+    with pytest.raises(Refusal, match="no extra 'adn'; known: edm, ldm, all"):
+        env.ensure(["adn"], root)
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [("conda", ["env", "create"]), ("mamba", ["env", "create"]), ("micromamba", ["create"])],
+)
+def test_conda_is_used_where_it_is_asked_for(root, commands, monkeypatch, program, words):
+    monkeypatch.setattr(env.shutil, "which", lambda n: f"/opt/{n}" if n == program else None)
+    assert env.choose(root) == ("venv", root / ".venv")
+    monkeypatch.setenv("OGDM_ENV", "conda")
+    assert env.ensure(["edm"], root) == root / ".conda" / "bin" / "python"
+    (command,) = commands
+    assert command[: 1 + len(words)] == [f"/opt/{program}", *words]
+    assert str(root / "environment.yml") in command
+    commands.clear()
+    env.ensure(["edm", "ldm"], root)
+    assert commands == [], "conda's environment holds every extra"
+    monkeypatch.delenv("OGDM_ENV")
+    assert env.choose(root) == ("conda", root / ".conda"), "one that exists is used"
+
+
+def test_ogdm_env_is_checked(root, commands, monkeypatch):
+    monkeypatch.setattr(env.shutil, "which", lambda name: None)
+    monkeypatch.setenv("OGDM_ENV", "conda")
+    with pytest.raises(Refusal, match="no conda, mamba or micromamba"):
+        env.ensure([], root)
+    monkeypatch.setenv("OGDM_ENV", "docker")
+    with pytest.raises(Refusal, match="use venv or conda"):
+        env.ensure([], root)
+
+
+def test_ogdm_python_is_used_as_it_is(root, commands, monkeypatch):
+    monkeypatch.setenv("OGDM_PYTHON", sys.executable)
+    assert env.ensure(["edm"], root) == Path(sys.executable)
+    assert commands == []
+    monkeypatch.setenv("OGDM_PYTHON", "no-such-python")
+    with pytest.raises(Refusal, match="OGDM_PYTHON=no-such-python"):
+        env.ensure(["edm"], root)
+
+
+def test_a_failed_command_shows_its_end_and_the_advice(root):
+    (root / ".setup").mkdir()
+    code = "print('many words'); print('the cause'); raise SystemExit(2)"
+    with pytest.raises(Refusal) as caught:
+        env._run([sys.executable, "-c", code], root, "it failed", "Try this.")
+    assert "the cause" in str(caught.value)
+    assert "Try this." in str(caught.value)
+    assert "many words" in (root / ".setup" / "install.log").read_text()
+
+
+def bash(script: str, **extra) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", script],
+        cwd=ROOT, env=os.environ | extra, capture_output=True, text=True,
+    )  # fmt: skip
+
+
+def test_scripts_get_the_python_and_the_package():
+    script = """
+        source run/lib.sh
+        ensure_env diffusers
+        "$PYTHON" -c 'import ogdm_core, sys; print(ogdm_core.__file__)'
+        command -v "$(basename "$PYTHON")"
+    """
+    done = bash(script, OGDM_PYTHON=sys.executable)
+    assert done.returncode == 0, done.stderr
+    package, python = done.stdout.splitlines()
+    assert Path(package) == ROOT / "ogdm_core" / "__init__.py"
+    assert python == sys.executable
+
+
+def test_scripts_stop_when_there_is_no_environment():
+    done = bash("source run/lib.sh; ensure_env; echo went on", OGDM_PYTHON="", OGDM_ENV="docker")
+    assert done.returncode == 1
+    assert "use venv or conda" in done.stderr
+    assert "went on" not in done.stdout
+
+
+def test_no_python_is_explained(tmp_path):
+    """With an old Python only, as on a cluster's login node."""
+    old = tmp_path / "python3"
+    old.write_text("#!/bin/sh\nexit 1\n")
+    old.chmod(0o755)
+    script = "source run/lib.sh; ROOT=/nowhere; PATH=$ONLY; base_python"
+    done = bash(script, ONLY=str(tmp_path), OGDM_PYTHON="")
+    assert done.returncode == 1
+    assert "no Python 3.11 or later found" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments", "code", "said"),
+    [
+        ("light", "--help", 0, "usage"),
+        ("light", "--wrong", 2, "--wrong"),
+        ("light", "", 0, "went on"),
+        ("heavy", "--wrong", 0, "went on"),
+        ("alone", "--wrong", 2, "--wrong"),
+        ("late", "--wrong", 0, "went on"),
+        ("slow", "--wrong", 0, "went on"),
+    ],
+)
+def test_arguments_are_checked_before_an_install(tmp_path, module, arguments, code, said):
+    absent = "import a_package_that_setup_would_install"
+    for file, text in {
+        "heavy/__main__.py": absent,
+        "light/__main__.py": "import argparse; parser = argparse.ArgumentParser",
+        "alone.py": "import argparse; parser = argparse.ArgumentParser",
+        "late.py": f"def parse(argv): {absent}",
+        "slow.py": "def parse(argv): import torch; raise SystemExit('torch was imported')",
+    }.items():
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text(text)
+    script = f"""
+        source run/lib.sh; ROOT={tmp_path}
+        check_arguments {module} {arguments}
+        echo went on
+    """
+    done = bash(script, OGDM_PYTHON=sys.executable)
+    assert done.returncode == code
+    assert said in done.stdout + done.stderr
+    assert ("went on" in done.stdout) == (said == "went on")
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory) -> str:
+    """A Python with the standard library alone, as on a fresh machine."""
+    folder = tmp_path_factory.mktemp("bare")
+    venv.create(folder, symlinks=True)
+    return str(folder / "bin" / "python")
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "said"),
+    [
+        ("quickstart.sh", ["--steps", "many"], "--steps"),
+        ("evaluate.sh", ["a.npz", "b.npz", "--batch", "many"], "--batch"),
+        ("figures.sh", ["grid", "--method", "A=b", "--nfe", "0"], "--nfe"),
+        ("analysis_xi.sh", ["--mu", "two"], "--mu"),
+        ("guidance.sh", ["sample", "model", "--output", "a.npz", "--count", "0"], "--count"),
+        ("benchmark.sh", ["--resolution", "33"], "--resolution"),
+        ("sweep.sh", ["--set", "kk=1"], "kk"),
+        ("distil.sh", ["out/quickstart", "--grid", "1"], "--grid"),
+    ],
+)
+def test_a_wrong_argument_is_refused_without_any_package(script, arguments, said, bare):
+    done = bash(f"run/{script} {' '.join(arguments)}", OGDM_PYTHON=bare, PYTHONPATH="")
+    assert done.returncode == 2
+    assert said in done.stderr
+
+
+@pytest.mark.parametrize("number", ["4", "8"])
+def test_the_assembled_tables_say_what_is_missing_without_any_package(number, bare, tmp_path):
+    command = [bare, "-m", "run.tables", number, "--dry-run", "--out", tmp_path]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "run/reproduce_table1.sh --rows" in done.stdout

@@ -1,0 +1,139 @@
+"""run/setup.sh --export: an edited submodule becomes patches again."""
+
+import pytest
+
+from run.setup.patches import FILL_IN, offences
+from tests.run.setup_house import MODEL, REASON, TRAIN, insert
+
+
+def patch_files(house) -> dict[str, str]:
+    return {file.name: file.read_text() for file in house.patches.iterdir()}
+
+
+def test_an_unchanged_tree_exports_to_the_same_bytes(patched_house):
+    before = patch_files(patched_house)
+    assert "up to date" in patched_house.ok("--export", "widget")
+    assert patch_files(patched_house) == before
+
+
+def test_an_edit_goes_below_the_prose_that_is_there(patched_house):
+    house = patched_house
+    before = patch_files(house)
+    edited = insert(TRAIN, {5: ["added to train", "and more"], 9: ["", "elsewhere"]})
+    (house.widget / "train.py").write_text(edited)
+    staging = house.git("status", "--porcelain", cwd=house.widget)
+    house.ok("--export", "widget")
+    after = patch_files(house)
+    assert after["train.py.patch"].startswith(REASON + "\n\ndiff --git")
+    assert "\n@@ -9,0 +12,2 @@\n+\n+elsewhere\n" in after["train.py.patch"]
+    assert after["lib-model.py.patch"] == before["lib-model.py.patch"]
+    assert offences(house.patches) == []
+    assert house.git("status", "--porcelain", cwd=house.widget) == staging
+    assert "patched, 2 files" in house.ok("--status")
+    house.setup("--reverse")
+    house.setup()
+    assert (house.widget / "train.py").read_text() == edited
+
+
+def test_function_text_is_stripped_from_hunk_headers(patched_house):
+    """git puts the enclosing function's first line, upstream's code, behind the second @@."""
+    house = patched_house
+    (house.widget / "train.py").write_text(insert(TRAIN, {15: ["late"]}))
+    house.ok("--export", "widget")
+    assert "of train" not in (house.patches / "train.py.patch").read_text()
+
+
+def test_a_file_without_a_patch_gets_one_to_be_explained(house):
+    house.git("rm", "-q", "patches/widget/lib-model.py.patch")
+    house.setup()
+    (house.widget / "lib" / "model.py").write_text(insert(MODEL, {3: ["new"]}))
+    said = house.ok("--export", "widget")
+    assert set(patch_files(house)) == {"train.py.patch", "lib-model.py.patch"}
+    assert "now write the reason" in said
+    assert any(FILL_IN in offence for offence in offences(house.patches))
+
+
+def test_a_patch_with_nothing_left_is_removed(patched_house):
+    house = patched_house
+    house.git("checkout", "-q", "HEAD", "--", "train.py", cwd=house.widget)
+    assert "removed patches/widget/train.py.patch" in house.ok("--export", "widget")
+    assert set(patch_files(house)) == {"lib-model.py.patch"}
+
+
+def test_an_untracked_file_is_mentioned(patched_house):
+    (patched_house.widget / "extra.py").write_text("ours\n")
+    said = patched_house.ok("--export", "widget")
+    assert "not exported" in said and "extra.py" in said
+
+
+@pytest.mark.parametrize(
+    "pulled",
+    [
+        lambda house: house.write_patch("train.py", TRAIN, {5: ["added by a pull"]}),
+        lambda house: house.write_patch("late.py", TRAIN, {5: ["added by a pull"]}),
+        lambda house: house.git("rm", "-q", "patches/widget/train.py.patch"),
+    ],
+    ids=["changed", "new", "removed"],
+)
+@pytest.mark.parametrize("edit", [False, True])
+def test_a_pulled_patch_is_not_overwritten(patched_house, pulled, edit):
+    house = patched_house
+    pulled(house)
+    if edit:
+        (house.widget / "train.py").write_text(insert(TRAIN, {5: ["added to train", "mine"]}))
+    before, tree = patch_files(house), house.snapshot()
+    said = house.refused("--export", "widget")
+    assert "is not what was applied" in said and "run/setup.sh widget" in said
+    assert patch_files(house) == before and house.snapshot() == tree
+
+
+@pytest.mark.parametrize(
+    "edited",
+    [
+        TRAIN.replace("line 7 of", "line seven of"),
+        TRAIN.replace("line 7 of train\n", ""),
+        TRAIN.removesuffix("\n"),
+    ],
+    ids=["changed", "removed", "no newline at the end"],
+)
+def test_changed_or_removed_lines_are_refused(patched_house, edited):
+    house = patched_house
+    (house.widget / "train.py").write_text(edited)
+    before, tree = patch_files(house), house.snapshot()
+    said = house.refused("--export", "widget")
+    assert "changes or removes lines of upstream's" in said
+    assert "Nothing was written" in said
+    number = 20 if edited == TRAIN.removesuffix("\n") else 7
+    assert f"line {number}: line {number} of train" in said
+    assert patch_files(house) == before
+    assert house.snapshot() == tree
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (lambda house: (house.widget / "train.py").unlink(), "changes or removes lines"),
+        (lambda house: (house.widget / "train.py").chmod(0o755), "cannot become a patch"),
+        (lambda house: new_file(house), "no created"),
+        (lambda house: house.setup("--reverse"), "as upstream, not patched"),
+    ],
+    ids=["deleted file", "changed mode", "new file", "nothing to export"],
+)
+def test_what_is_no_added_line_is_refused(patched_house, change, complaint):
+    before = patch_files(patched_house)
+    change(patched_house)
+    assert complaint in patched_house.refused("--export", "widget")
+    assert patch_files(patched_house) == before
+
+
+def new_file(house):
+    (house.widget / "extra.py").write_text("ours\n")
+    house.git("add", "--intent-to-add", "extra.py", cwd=house.widget)
+
+
+def test_export_wants_one_name(patched_house):
+    assert "--export takes one submodule" in patched_house.refused("--export")
+
+
+def test_export_without_the_submodule_says_so(house):
+    assert "not here" in house.refused("--export", "widget")
