@@ -8,19 +8,20 @@ discriminator  D_phi(x, t, s[, label]): the paper's, and a light one
 losses         L_emission, L_D, R1
 guidance       discriminator guidance while sampling, which the paper compares with
 observer       Observer: owns D, adds the emission term, updates D
-checkpoints    files that are damaged, foreign or programs; a run that diverged
+checkpoints    damaged files and runs that diverged; sealed: complete ones; trust: files that are programs
+adm, edm, ldm  one folder for each native trainer; diffusers: our own trainer for diffusers' models
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from importlib.util import find_spec
 
-if TYPE_CHECKING:
-    from .config import OGDMConfig as OGDMConfig
+from .config import OGDMConfig as OGDMConfig
+from .nfe import DISCRETISATIONS as DISCRETISATIONS
+from .nfe import SAMPLERS as SAMPLERS
+from .nfe import steps_for_nfe as steps_for_nfe
+
+if find_spec("torch"):  # a bare clone has config, flags, cli and nfe, so that commands can check their flags
     from .discriminator import Discriminator as Discriminator
     from .discriminator import LightDiscriminator as LightDiscriminator
-    from .nfe import DISCRETISATIONS as DISCRETISATIONS
-    from .nfe import SAMPLERS as SAMPLERS
-    from .nfe import steps_for_nfe as steps_for_nfe
     from .observer import Observer as Observer
     from .observer import training_loss as training_loss
     from .samplers import sample as sample
@@ -32,23 +33,3 @@ if TYPE_CHECKING:
     from .solvers import step as step
 
 __version__ = "0.2.0"
-
-# Imported on first use: config, flags, nfe and files need no torch, so that a command can refuse a
-# wrong flag before it is imported, or even installed.
-_HOMES = {
-    "config": ("OGDMConfig",),
-    "discriminator": ("Discriminator", "LightDiscriminator"),
-    "observer": ("Observer", "training_loss"),
-    "nfe": ("DISCRETISATIONS", "SAMPLERS", "steps_for_nfe"),
-    "samplers": ("sample",),
-    "schedule": ("DiscreteVP", "KarrasVE", "RectifiedFlow", "Schedule"),
-    "solvers": ("project", "step"),
-}
-__all__ = [name for names in _HOMES.values() for name in names]
-
-
-def __getattr__(name: str) -> Any:
-    for module, names in _HOMES.items():
-        if name in names:
-            return getattr(importlib.import_module(f"{__name__}.{module}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

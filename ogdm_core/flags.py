@@ -22,21 +22,25 @@ RECIPE_HELP = (
 )
 
 
-def from_args(args: argparse.Namespace | Mapping[str, Any], backbone: str = "") -> OGDMConfig | None:
+def from_args(
+    args: argparse.Namespace | Mapping[str, Any], backbone: str = "", defaults: Mapping[str, Any] | None = None
+) -> OGDMConfig | None:
     """The settings from parsed flags (`ogdm`, `ogdm_k`, ...); None when `--ogdm` is off.
 
-    Flags that were not given have the values of `--ogdm-recipe` for this backbone.
+    Settings that no flag gives have the values of `--ogdm-recipe` for this backbone; without that flag
+    they have `defaults`, the command's own, where it has some. A command without `--ogdm` is always on.
     """
     values = args if isinstance(args, Mapping) else vars(args)
     names = ["recipe", *(f.name for f in fields(OGDMConfig))]
     given = {name: values.get(f"{PREFIX}_{name}") for name in names}
     given = {name: value for name, value in given.items() if value is not None}
-    if not values.get(PREFIX):
+    if not values.get(PREFIX, True):
         if given:
             words = ", ".join(f"--{PREFIX}-{name.replace('_', '-')}" for name in given)
             warnings.warn(f"{words}: no effect without --{PREFIX}", stacklevel=2)
         return None
-    return OGDMConfig.from_mapping(given, backbone)
+    own = {} if "recipe" in given else defaults or {}
+    return OGDMConfig.from_mapping({**own, **given}, backbone)
 
 
 def to_argv(config: OGDMConfig) -> list[str]:
@@ -45,18 +49,26 @@ def to_argv(config: OGDMConfig) -> list[str]:
     return [word for flag in ({f"--{PREFIX}": "True"} | values).items() for word in flag]
 
 
-def add_arguments(parser: argparse.ArgumentParser, backbone: str = "") -> None:
-    """Adds `--ogdm` and one flag per setting; dashes and underscores both work."""
-    plain, refused = OGDMConfig.from_mapping({}, backbone), argparse.ArgumentTypeError
+def add_arguments(
+    parser: argparse.ArgumentParser,
+    backbone: str = "",
+    defaults: Mapping[str, Any] | None = None,
+    switch: bool = True,
+) -> None:
+    """Adds one flag per setting, and `--ogdm` unless `switch` is off; dashes and underscores both work.
+
+    The help prints the values that hold: `defaults` for this command, else the backbone's.
+    """
+    plain, refused = OGDMConfig.from_mapping(defaults or {}, backbone), argparse.ArgumentTypeError
     group = parser.add_argument_group("observation guidance (OGDM)")
-    group.add_argument(
-        f"--{PREFIX}", nargs="?", const=True, default=False, type=_typed(parse_bool, refused),
-        metavar="BOOL", help=SWITCH_HELP,
-    )  # fmt: skip
+    if switch:
+        typed = _typed(parse_bool, refused)
+        group.add_argument(
+            f"--{PREFIX}", nargs="?", const=True, default=False, type=typed, metavar="BOOL", help=SWITCH_HELP
+        )
     group.add_argument(f"--{PREFIX}-recipe", f"--{PREFIX}_recipe", choices=tuple(RECIPES), help=RECIPE_HELP)
     for f in fields(OGDMConfig):
-        switch = isinstance(f.default, bool)
-        optional: dict[str, Any] = {"nargs": "?", "const": True} if switch else {}
+        optional: dict[str, Any] = {"nargs": "?", "const": True} if isinstance(f.default, bool) else {}
         typed = _typed(_parser(f), refused)
         group.add_argument(*_names(f), type=typed, **_help_of(f, plain), **optional)
 

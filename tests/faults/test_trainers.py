@@ -49,7 +49,7 @@ ROOT = HERE.parents[1]
 def untouched(monkeypatch):
     """The shims replace torch.load, and --trust holds for the process: here for one test."""
     monkeypatch.setattr(torch, "load", torch.load)
-    monkeypatch.setattr(checkpoints, "_trusted", [])
+    monkeypatch.setattr(trust, "_trusted", [])
 
 
 # ---- damaged files: refused, by name ------------------------------------------------------------
