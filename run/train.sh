@@ -7,9 +7,9 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
-case "${1:-}" in # the extra of the preset's backbone
-  *-adm-*) extras=adm ;;
-  *-edm-*) extras=edm ;;
-  *) extras=ldm ;;
-esac
+extras=ldm # whose models `export` writes
+for file in "$ROOT"/run/backbones/*.py; do # the extra of the preset's backbone has its module's name
+  name="$(basename "$file" .py)"
+  case "-${1:-}-" in *-"$name"-*) extras="$name" ;; esac
+done
 launch run.train "$extras" "$@"

@@ -1,128 +1,20 @@
 """`python -m run.tables NUMBER`, which run/reproduce_table1.sh and the others call."""
 
-# ruff: noqa: E501 (aligned columns)
-
 import argparse
 import os
 import shlex
 import sys
 from pathlib import Path
 
-from ogdm_core.cli import Parser, number, numbers
-from run.provenance import ROOT, cores
-from run.train.commands import Engine, absolute
+from run.launch import Engine, absolute
+from run.provenance import cores
 
-# What these modules need beyond the standard library they import in functions: `parse` comes first.
-from . import assembled, check, cost, table
+from . import check, paper, plan, table
+from .flags import ASSEMBLED, parse, portable
 from .jobs import chain
 from .rows import Options, Planner, Row, select_rows
-from .scale import NAMES, get_scale
+from .scale import get_scale
 from .workflow import workflow
-
-REPRODUCED = (1, 2, 3, 7, 9)
-ASSEMBLED = (4, 8)  # from the others' results
-
-
-# fmt: off
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    p = Parser(
-        prog="run/reproduce_table.sh", usage="run/reproduce_tableN.sh [OPTION...] [-- SNAKEMAKE OPTION...]",
-        description=DESCRIPTION, epilog=EPILOG,
-    )
-    p.add_argument("number", type=int, choices=REPRODUCED, help=argparse.SUPPRESS)
-    add = p.add_argument_group("what").add_argument
-    add("--rows",        metavar="NAME[,NAME]", action="append", default=[], help="rows by name or glob, as in 'cifar10-edm-*' (default: all; --list shows them)")
-    add("--nfes",        metavar="N[,N]", type=numbers(int, 1), default=(), help="network evaluations, as in 10,20 (default: the table's)")
-    add("--images",      metavar="N", type=number(int, 4), default=0, help="samples per cell, 4 or more: recall looks at three neighbours (default: 50000; 2500 at the cpu scales, 16 in a smoke run)")
-    add("--checkpoint",  metavar="ROW=PATH", type=checkpoint, action="append", default=[], help="weights to sample in place of training the row; fine-tunes of a baseline that is given start from them")
-    add("--set",         metavar="ROW:--FLAG=VALUE", type=native_flag, action="append", default=[], help="a native flag of a row's training (ROW by name or glob), as in 'cifar10-adm-*:--num_heads=4', and of its sampling where that has the flag too; ROW:sample:--FLAG=VALUE of its sampling alone")
-    add("--scale",       choices=NAMES, default="paper", help="cpu: fine-tunes of small networks on digits and their controls, on a CPU, half an hour; cpu-mnist: the same on MNIST, longer; smoke: tiny networks, a few steps, to see that all commands run")
-    add("--seeds",       "--seed", metavar="N[,N]", type=numbers(int, 0), default=(), help="of sampling, of training (EDM, LDM), and of OGDM at the cpu scales; several give mean and spread (default: 0; 0,1,2 at the cpu scales). Baselines are trained by the first one")
-    add("--from-scratch", action="store_true", help="cpu scales: train the baselines, too, in place of the shipped ones")
-    add = p.add_argument_group("where and how").add_argument
-    add("--gpus",        metavar="N", type=number(int, 1), default=1, help="processes per command, one per GPU (default: 1)")
-    add("--nodes",       metavar="N", type=number(int, 1), default=1, help="machines per command, with --slurm (default: 1)")
-    add("--jobs",        metavar="N", type=number(int, 1), default=0, help="commands at a time (default: 1; at the smoke and cpu scales one per core, at most 4)")
-    add("--slurm",       action="store_true", help="submit the jobs to Slurm: short for -- --profile run/tables/slurm; say the partition after --")
-    add("--out",         metavar="DIR", type=Path, help="results (default: out/tables, out/tables-smoke, out/tables-cpu, out/tables-cpu-mnist)")
-    add("--data",        metavar="DIR", type=Path, default=Path("data"), help="archives of the data sets; prepared ones go there too (default: data)")
-    add("--third-party", metavar="DIR", type=Path, default=ROOT / "third_party", help="the patched codebases (default: third_party)")
-    add("--weights",     metavar="FILE", default="", help="Inception's weights")
-    add("--features",    metavar="MODULE:NAME", default="", help="another feature net than Inception")
-    add("--evaluator",   choices=("torch", "adm"), default="torch", help="ours, or guided-diffusion's own (default: torch)")
-    add = p.add_argument_group("look, run nothing").add_argument
-    add("--list",        action="store_true", help="the table's rows and NFEs")
-    add("--dry-run",     action="store_true", help="every native command in full")
-    add("--plan",        action="store_true", help="images, evaluations, disk, and hours from a few steps timed on this machine; what --checkpoint would save")
-    add("--table",       action="store_true", help="write the table from what is there now, also while a run goes on")
-    return p
-
-
-def assembled_parser() -> argparse.ArgumentParser:
-    """The command line of Tables 4 and 8."""
-    p = Parser(prog="run/reproduce_table.sh", usage="run/reproduce_tableN.sh [OPTION...]", description=DESCRIPTION)
-    add = p.add_argument
-    add("number",    type=int, choices=ASSEMBLED, help=argparse.SUPPRESS)
-    add("--out",     metavar="DIR", type=Path, help="where the tables are (default: out/tables)")
-    add("--scale",   choices=("paper", "smoke"), default="paper", help="smoke: of smoke runs")
-    add("--list",    action="store_true", help="the table's rows, and the rows they repeat")
-    add("--table",   action="store_true", help="what happens anyway: write the table")
-    add("--dry-run", action="store_true", help="the commands that make what is missing, no table")
-    return p
-
-
-DESCRIPTION = """\
-Reproduces a table of the paper: data, training, sampling, scores, by the backbones' own commands.
-
-  run/reproduce_table1.sh    Euler's sampler, 12 rows on ADM, EDM and LDM
-  run/reproduce_table2.sh    Heun's method, 2 rows on EDM
-  run/reproduce_table3.sh    S-PNDM and F-PNDM, 16 rows on ADM, EDM and LDM
-  run/reproduce_table4.sh    other methods, and the best of Tables 1 to 3
-  run/reproduce_table7.sh    Heun's method and discriminator guidance, 4 rows on EDM
-  run/reproduce_table8.sh    DDGAN, and the best of Tables 1 to 3
-  run/reproduce_table9.sh    stochastic sampler, 4 rows on ADM
-
-Writes the table with our numbers beside the paper's. Can be stopped at any time; the same command
-continues. The jobs are a Snakemake workflow, on this machine or on a cluster (docs/clusters.md).
-Tables 4 and 8 run nothing: they read the others' results in --out, and name what is missing."""
-EPILOG = """\
-examples:
-  run/reproduce_table1.sh --scale cpu
-  run/reproduce_table1.sh --rows cifar10-edm-ogdm-ft --gpus 8 --plan
-  run/reproduce_table1.sh --slurm --gpus 8 -- --default-resources slurm_partition=gpu
-
-Needs run/setup.sh once, for the codebases. docs/tables.md has more."""
-# fmt: on
-
-
-def checkpoint(text: str) -> tuple[str, str]:
-    """(row, path or URL) of ROW=PATH."""
-    name, equals, path = text.partition("=")
-    if not (name and equals and path):
-        raise argparse.ArgumentTypeError(f"{text!r} is not ROW=PATH")
-    return name, absolute(path)
-
-
-def native_flag(text: str) -> tuple[str, str, str, str]:
-    """(row, train or sample, flag, value) of ROW:--FLAG=VALUE or ROW:sample:--FLAG=VALUE."""
-    row, _, rest = text.partition(":")
-    kind, rest = ("sample", rest[7:]) if rest.startswith("sample:") else ("train", rest)
-    flag, equals, value = rest.partition("=")
-    if not (row and flag and equals):
-        words = f"{text!r} is not ROW:--FLAG=VALUE, as in 'cifar10-adm-*:--num_heads=4'"
-        raise argparse.ArgumentTypeError(words)
-    return row, kind, flag, value
-
-
-def parse(argv: list[str]) -> argparse.Namespace:
-    """The command line, of any table; ends the program where it is wrong. Needs no package."""
-    cut = argv.index("--") if "--" in argv else len(argv)
-    if argv and argv[0] in map(str, ASSEMBLED):
-        return assembled_parser().parse_args(argv)
-    args = parser().parse_args(argv[:cut])
-    args.native = argv[cut + 1 :]
-    return args
 
 
 def options_from(args: argparse.Namespace) -> Options:
@@ -133,10 +25,11 @@ def options_from(args: argparse.Namespace) -> Options:
     return Options(
         number=args.number,
         rows=tuple(name for text in args.rows for name in text.split(",") if name),
-        nfes=tuple(sorted(args.nfes, reverse=True)), images=args.images, checkpoints=tuple(args.checkpoint), sets=tuple(args.set),
+        nfes=tuple(sorted(args.nfes, reverse=True)), images=args.images,
+        checkpoints=tuple(args.checkpoint), sets=tuple(args.set),
         scale=scale, from_scratch=args.from_scratch, out=out_of(args).absolute(), data=args.data.absolute(),
         weights=absolute(args.weights), features=args.features, evaluator=args.evaluator,
-        seeds=tuple(sorted(args.seeds)) or scale.seeds, jobs=jobs, slurm=args.slurm,
+        seeds=tuple(sorted(args.seeds)) or scale.seeds, jobs=jobs, slurm=args.slurm, time_limit=args.time_limit,
         engine=Engine(args.gpus, args.nodes, "", args.third_party.absolute(), threads),
     )  # fmt: skip
 
@@ -153,7 +46,7 @@ def main(argv: list[str] | None = None) -> int:
     typed = shlex.join([f"run/reproduce_table{args.number}.sh", *argv[1:]])
     try:
         if args.number in ASSEMBLED:
-            return assembled.main(args, typed, out_of(args))
+            return assemble(args, typed, out_of(args))
         return command(args, typed)
     except KeyboardInterrupt:
         _say("stopped; the same command continues")
@@ -164,7 +57,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def command(args: argparse.Namespace, typed: str) -> int:
-    """What `main` does, where nothing comes between; the files name the command that was typed."""
+    """Runs one table. `typed` is the user's command line, which the result files record."""
     options = options_from(args)
     layout = options.table
     if args.list:
@@ -184,10 +77,10 @@ def command(args: argparse.Namespace, typed: str) -> int:
         _say(*(f"  - {problem}" for problem in problems))
         return 2
     if args.table:
-        write_table(options, rows, typed)
+        write_table(options, rows, typed, args)
         return 0
     if args.plan:
-        cost.print_plan(options, rows)
+        plan.print_plan(options, rows)
     if args.dry_run:
         for job in chain(job for row in rows for job in row.scores.values()):
             print(f"# {job.name}{' (done)' if job.record() else ''}")
@@ -200,7 +93,7 @@ def command(args: argparse.Namespace, typed: str) -> int:
             _say("\nBefore this can run:", *(f"  - {problem}" for problem in problems))
         return 0
     status = run(options, rows, args.native)
-    write_table(options, rows, typed)
+    write_table(options, rows, typed, args)
     return status
 
 
@@ -209,16 +102,39 @@ def run(options: Options, rows: list[Row], native: list[str]) -> int:
     if options.engine.threads:
         os.environ.setdefault("OMP_NUM_THREADS", str(options.engine.threads))
     goals = [job for row in rows for job in row.scores.values()]
-    return workflow(goals, options.out, f"table{options.number}", cost.resources(options), native,
+    return workflow(goals, options.out, f"table{options.number}", plan.resources(options), native,
                     options.slurm, options.jobs)  # fmt: skip
 
 
-def write_table(options: Options, rows: list[Row], typed: str) -> None:
+def write_table(options: Options, rows: list[Row], typed: str, args: argparse.Namespace) -> None:
     """Writes the table's files from what is there, and prints it."""
-    results = table.collect(options, rows, typed)
+    results = table.collect(options, rows, typed) | {"portable": shlex.join(portable(args))}
     print(results["title"], *table.lines(results), table.legend(results), sep="\n", flush=True)
     files = table.write_all(results, options.out)
-    _say(*table.failures(results), f"{files[0].with_suffix('')}.{{json,csv,md,tex,png}}")
+    _say(*table.failures(results), f"{files[0].with_suffix('')}.{{json,csv,md,png}}")
+
+
+def assemble(args: argparse.Namespace, typed: str, out: Path) -> int:
+    """Tables 4 and 8. Exit status 0 also where numbers are missing."""
+    number = args.number
+    if args.list:
+        for name in paper.table(number).names:
+            sources = [table.source(cell, number) for cell in paper.table(number).select(name)]
+            repeated = [f"Table {s[0]}: {s[1]}" for s in dict.fromkeys(sources) if s]
+            print(name, *repeated, sep="\n  ")
+        return 0
+    words = ["--out", str(args.out)] * bool(args.out)
+    words += ["--scale", args.scale] * (args.scale != "paper")
+    results = table.assemble(number, out.absolute(), args.scale, typed)
+    missing = table.missing(results, words)
+    if args.dry_run:
+        print(*missing, sep="\n")
+        return 0
+    results["notes"] += missing
+    files = table.write_all(results, out)
+    print(results["title"], *table.lines(results), *results["notes"], sep="\n")
+    print(f"{files[0].with_suffix('')}.{{json,csv,md,png}}")
+    return 0
 
 
 def _say(*lines: str) -> None:

@@ -3,16 +3,14 @@
 FID is measured against the whole training set.
 """
 
-import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
+from run.backbones.base import Backbone
+from run.launch import Command, Engine, module
 from run.provenance import ROOT
-from run.train import commands
-from run.train.commands import Command, Engine
-from run.train.presets import Preset
 
-from .jobs import Job, module
+from .jobs import Job
 from .scale import Scale
 
 
@@ -26,66 +24,74 @@ class Source:
     folder: str  # ours, in --data
     size: int  # side of the images that are compared
     gigabytes: float  # what the prepared set takes on a disk, roughly
+    labels: bool = False  # the archive has class labels, which a folder of images has not
+    cropped: bool = False  # the images have sizes of their own; they are compared as crops of `size`
+
+    @property
+    def packed(self) -> str:
+        """The name of a file that holds the images, where a backbone reads one."""
+        return f"{self.folder}-{self.size}x{self.size}"
+
+    @property
+    def reference(self) -> str:
+        """The folder of the images that are compared."""
+        return f"{self.folder}-{self.size}" if self.cropped else self.folder
 
 
-REFERENCE_SIZE = 256  # LSUN's images have sizes of their own; latent-diffusion is shown 256x256
 SOURCES = {
     "cifar10": Source("cifar10", "cifar-10-python.tar.gz",
-                      "https://www.cs.toronto.edu/~kriz/cifar.html", "cifar10", 32, 0.4),
+                      "https://www.cs.toronto.edu/~kriz/cifar.html", "cifar10", 32, 0.4, labels=True),
     "celeba64": Source("celeba", "img_align_celeba.zip",
                        "https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html", "celeba64", 64, 1.8),
     "lsun-church": Source("lsun", "church_outdoor_train_lmdb.zip",
-                          "https://github.com/fyu/lsun", "lsun", REFERENCE_SIZE, 18.0),
+                          "https://github.com/fyu/lsun", "lsun", 256, 18.0, cropped=True),
 }  # fmt: skip
-EDM_ZIP, VALIDATION = "cifar10-32x32.zip", "church_outdoor_val_lmdb.zip"
+VALIDATION = "church_outdoor_val_lmdb.zip"
 CHURCHES = "church_outdoor_train.txt"  # the list of images that run/prepare_data.sh writes
 
 
-def real(preset: Preset, out: Path, data: Path, engine: Engine) -> tuple[Job, Job]:
+def real(dataset: str, backbone: Backbone, out: Path, data: Path, engine: Engine) -> tuple[Job, Job]:
     """What the backbone trains on, and the images that FID is measured against."""
-    images = Job(preset.dataset, "data", out, {}, lambda _: prepare(preset.dataset, data, engine),
-                 str(data / SOURCES[preset.dataset].folder))  # fmt: skip
-    if preset.backbone == "ldm":
-        place = data / f"lsun-{REFERENCE_SIZE}"
-        return images, Job(
-            "lsun-church-reference", "data", out, {"crop": REFERENCE_SIZE},
-            lambda _: module("run.data", "lsun-reference", images.output, place,
-                             **{"--size": REFERENCE_SIZE}),
-            str(place), needs=(images,),
-        )  # fmt: skip
-    if preset.backbone == "edm":
-        archive = data / SOURCES["cifar10"].archive
-        return _zip("cifar10", out, engine, archive, data / EDM_ZIP), images
-    return images, images
-
-
-def prepare(dataset: str, data: Path, engine: Engine) -> Command | None:
-    """run/prepare_data.sh; nothing if the folder is there and the archive is not."""
     source = SOURCES[dataset]
-    archive, folder = data / source.archive, data / source.folder
-    home = engine.third_party / commands.UPSTREAM["ldm"]
-    lsun = dataset == "lsun-church"
+    home = backbone.home(engine.third_party)
+    folder = str(data / source.folder)
+    images = reference = Job(dataset, "data", out, {}, lambda _: prepare(source, data, home), folder)
+    if source.cropped:
+        place, size = data / source.reference, {"--size": source.size}
+        reference = Job(
+            f"{dataset}-reference", "data", out, {"crop": source.size},
+            lambda _: module("run.data", "lsun-reference", images.output, place, **size), str(place), needs=(images,),
+        )  # fmt: skip
+    if archive := backbone.archive(source.packed):
+        origin, needs = (data / source.archive, ()) if source.labels else (images.output, (images,))
+        return _converted(dataset, backbone, out, engine, origin, data / archive, *needs), reference
+    return images, reference
+
+
+def prepare(source: Source, data: Path, home: Path) -> Command | None:
+    """run/prepare_data.sh; nothing if the folder is there and the archive is not. LSUN is read in the codebase's own
+    folder, `home`."""
+    archive, folder, flags = data / source.archive, data / source.folder, {}
+    lsun = source.command == "lsun"
     if folder.exists() and not archive.is_file():
-        place = home / "data" / "lsun"  # where latent-diffusion looks for it
+        place = home / "data" / "lsun"
         if not lsun or (place / CHURCHES).is_file():
             return None
         return Command((), "ln", native=("-sfn", str(folder.resolve()), str(place)))
-    flags = {"--upstream": home} if lsun else {}
-    if lsun and (data / VALIDATION).is_file():
-        flags["--val"] = data / VALIDATION
-    script = str(ROOT / "run" / "prepare_data.sh")
-    return Command((script, source.command, str(archive)), str(folder), flags)
+    if lsun:
+        flags = {"--upstream": home} | ({"--val": data / VALIDATION} if (data / VALIDATION).is_file() else {})
+    return Command((str(ROOT / "run" / "prepare_data.sh"), source.command, str(archive)), str(folder), flags)
 
 
-def _zip(name: str, out: Path, engine: Engine, source: Path, product: Path, *needs: Job) -> Job:
-    """EDM's own dataset_tool.py; nothing if its zip is there and the source is not."""
+def _converted(
+    name: str, backbone: Backbone, out: Path, engine: Engine, source: Path, product: Path, *needs: Job
+) -> Job:  # fmt: skip
+    """The file that the backbone reads; nothing is done if it is there and the source is not."""
 
     def build(folder: Path) -> Command | None:
         if not needs and product.is_file() and not source.exists():
             return None
-        flags = {"--source": source, "--dest": folder / product}
-        command = engine.command("edm", "dataset_tool.py", flags)
-        return replace(command, launcher=(sys.executable,))
+        return backbone.convert(source, folder / product, engine)
 
     return Job(f"{name}-zip", "data", out, {}, build, str(product), needs=needs)
 
@@ -97,20 +103,18 @@ def _digits(scale: Scale, out: Path, name: str, product: str, **more: object) ->
     flags = {"--data": scale.data, "--size": scale.size, "--count": scale.count} | more
 
     def build(folder: Path) -> Command:
-        return module("run.tables.digits", folder / product, **flags)
+        return module("run.tables.stand_in", folder / product, **flags)
 
     return Job(f"{scale.data}{name}", "data", out, flags, build, product)
 
 
-def stand_in(scale: Scale, backbone: str, out: Path, engine: Engine) -> tuple[Job, Job]:
+def stand_in(scale: Scale, backbone: Backbone, out: Path, engine: Engine) -> tuple[Job, Job]:
     """Images that come with a package: what the backbone trains on, and what FID compares with."""
-    images = _digits(scale, out, "", "images")
-    reference = images
-    if backbone in scale.mirrored:
+    images = reference = _digits(scale, out, "", "images")
+    if scale.controls and backbone.mirrors:
         reference = _digits(scale, out, "-mirrored", "images", **{"--mirrored": None})
-    if backbone == "edm":
-        name = f"{scale.data}.zip"
-        return _zip(scale.data, out, engine, images.output, Path(name), images), reference
+    if archive := backbone.archive(scale.data):
+        return _converted(scale.data, backbone, out, engine, images.output, Path(archive), images), reference
     return images, reference
 
 

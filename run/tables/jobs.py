@@ -2,8 +2,7 @@
 
 A job's key is a hash of its settings, of the files it was given from outside, and of the keys of
 the jobs it needs. So a changed setting makes a new folder for what depends on it, and changing it
-back finds the old one. Paths, numbers of processes and the version of the code are not in the key:
-another disk or more GPUs train nothing again.
+back finds the old one. `training_settings` says which settings a training's key has.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -19,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from ogdm_core.files import write_text
-from run.train import commands
-from run.train.commands import Command, Engine
-from run.train.presets import Preset
+from run import backbones
+from run.launch import Command, Engine
+from run.presets import Preset
 
 WHOLE = 1 << 26  # files up to 64 MiB are hashed whole, of longer ones 64 pieces of 1 MiB
 
@@ -35,8 +33,8 @@ class Job:
     out: Path
     settings: Mapping[str, Any]
     build: Callable[[Path], Command | None]  # the command for a folder; None: nothing is to be done
-    product: str  # a path in its folder, or an absolute one
-    found: str = ""  # glob in its folder: the newest match gets a link called `product`
+    output_name: str  # a path in its folder, or an absolute one
+    output_glob: str = ""  # glob in its folder: the newest match gets a link called `output_name`
     needs: tuple[Job, ...] = ()
     inputs: tuple[str, ...] = ()  # files from outside, or URLs
     preset: Preset | None = None  # of a training or a sampling, as it is run
@@ -62,7 +60,7 @@ class Job:
 
     @property
     def output(self) -> Path:
-        return self.folder / self.product
+        return self.folder / self.output_name
 
     @property
     def marker(self) -> Path:
@@ -73,12 +71,12 @@ class Job:
         record = read_json(self.marker) if self.output.exists() and not self.damaged() else {}
         # An output outside of the folder is not in the key: what is there may be another's. Folders
         # may be moved.
-        own = not os.path.isabs(self.product) or record.get("output") == str(self.output)
+        own = not os.path.isabs(self.output_name) or record.get("output") == str(self.output)
         return record if record and own else None
 
     def damaged(self) -> bool:
         """Whether the job was done, and its scores cannot be read since."""
-        there = self.product.endswith(".json") and self.marker.exists() and self.output.exists()
+        there = self.output_name.endswith(".json") and self.marker.exists() and self.output.exists()
         return there and not read_json(self.output)
 
     def state(self) -> dict:
@@ -89,7 +87,7 @@ class Job:
         """What would run now: a training goes on from its own last checkpoint."""
         command = self.build(self.folder)
         if command and self.kind == "train" and self.preset:
-            return commands.resumed(command, self.preset.backbone, self.folder)
+            return backbones.get(self.preset.backbone).resumed(command, self.folder)
         return command
 
     def to_json(self) -> dict:
@@ -99,11 +97,23 @@ class Job:
             "name": self.name, "kind": self.kind, "key": self.key, "folder": str(self.folder),
             "command": command and asdict(command), "needs": [j.folder.name for j in self.needs],
             "settings": {name: str(value) for name, value in self.settings.items()},
-            "inputs": list(self.inputs), "output": str(self.output), "found": self.found,
+            "inputs": list(self.inputs), "output": str(self.output), "output_glob": self.output_glob,
             "backbone": self.preset.backbone if self.preset else "",
             "seed": "" if self.seed is None else f", seed {self.seed}",
             "engine": self.engine and asdict(self.engine),
         }  # fmt: skip
+
+
+def training_settings(command: Command, preset: Preset, scale: str, seed: int) -> dict[str, Any]:
+    """Which settings make a new training: every flag of the trainer's command (data set, network, steps, rates, OGDM's
+    settings, what --set changes), the whole batch, the scale, and the seed, also where the trainer takes none.
+
+    Not among them: paths, numbers of processes and how often is saved (the backbone's `not_in_key`), the folder of this
+    repository, and the version of the code. Another disk or more GPUs train nothing again. Weights that a training
+    starts from, and config files, are in its key by their content.
+    """
+    flags = command.settings(backbones.get(preset.backbone).not_in_key)
+    return flags | {"batch": preset.batch, "scale": scale, "seed": seed}
 
 
 def chain(jobs: Iterable[Job], pending: bool = False) -> list[Job]:
@@ -138,12 +148,6 @@ def fingerprint(path: str) -> str:
                 f.seek(i * (size - (1 << 20)) // 63)
                 digest.update(f.read(1 << 20))
     return digest.hexdigest()
-
-
-def module(name: str, *words: Any, **flags: Any) -> Command:
-    """`python -m NAME`, with this repository and the user's own modules to import from."""
-    env, words = {"PYTHONPATH": commands.python_path()}, tuple(map(str, words))
-    return Command((sys.executable, "-m"), name, flags, None, env, native=words)
 
 
 def read_json(file: Path) -> dict:

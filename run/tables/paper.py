@@ -1,8 +1,8 @@
 """The numbers that the paper reports, Tables 1, 2, 3, 4, 7, 8 and 9, one `data/tableN.csv` each.
 
 A line of a file is one cell of the paper: one experiment at one number of network evaluations. It
-holds the digits as printed; `Row.trained_by` is what Table 5 says about the training. Tables 5 and
-6 themselves are `run.train.presets`.
+holds the digits as printed; `Cell.trained_by` is what Table 5 says about the training. Tables 5 and
+6 themselves are `run.presets`.
 """
 
 import csv
@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from run.train.presets import Preset, get_preset
+from run.presets import Preset, get_preset
 
 CAPTIONS = {
     1: "FID and recall over NFE: Euler projection, Euler sampler",
@@ -28,7 +28,7 @@ DATA = Path(__file__).with_name("data")
 
 
 @dataclass(frozen=True)
-class Row:
+class Cell:
     """One cell of the paper: an experiment (`row`) at one NFE. None: the paper leaves it open."""
 
     row: str  # short stable name of the experiment, unique in its table; --rows selects by it
@@ -36,7 +36,7 @@ class Row:
     backbone: str | None  # adm | edm | ldm
     conditional: bool  # trained with class labels
     method: str  # as the paper calls it: Baseline, OGDM, OGDM (ft), DDGAN, ...
-    preset: str | None  # the row of Table 5 that trains it, a name in run.train.presets
+    preset: str | None  # the row of Table 5 that trains it, a name in run.presets
     sampler: str | None  # euler | heun | s-pndm | f-pndm | stochastic | dg | ddim
     steps: int | None  # discretisation steps, where the paper gives those too (Table 7)
     nfe: int
@@ -57,39 +57,39 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """One table of the paper, rows in its order, each experiment's NFEs together."""
+    """One table of the paper, cells in its order, each experiment's NFEs together."""
 
     number: int
-    rows: tuple[Row, ...]
+    cells: tuple[Cell, ...]
 
     @property
     def names(self) -> tuple[str, ...]:
         """The experiments' names, in order."""
-        return tuple(dict.fromkeys(row.row for row in self.rows))
+        return tuple(dict.fromkeys(cell.row for cell in self.cells))
 
     @property
     def nfes(self) -> tuple[int, ...]:
         """The numbers of network evaluations, in the paper's order."""
-        return tuple(dict.fromkeys(row.nfe for row in self.rows))
+        return tuple(dict.fromkeys(cell.nfe for cell in self.cells))
 
-    def select(self, name: str) -> tuple[Row, ...]:
+    def select(self, name: str) -> tuple[Cell, ...]:
         """One experiment's cells."""
-        return tuple(row for row in self.rows if row.row == name)
+        return tuple(cell for cell in self.cells if cell.row == name)
 
 
 @cache
 def table(number: int) -> Table:
     """Table `number` of the paper."""
     with (DATA / f"table{number}.csv").open(newline="") as file:
-        return Table(number, tuple(map(_row, csv.DictReader(file))))
+        return Table(number, tuple(map(_cell, csv.DictReader(file))))
 
 
-def _row(line: dict[str, str]) -> Row:
+def _cell(line: dict[str, str]) -> Cell:
     """A line of the file; empty is None, and `yes` is true."""
     plain = {"": None, "yes": True, "no": False}
     cell: dict[str, Any] = {name: plain.get(text, text) for name, text in line.items()}
     cell |= {name: int(cell[name]) for name in ("steps", "nfe") if cell[name]}
-    return Row(fid_text=cell.pop("fid"), recall_text=cell.pop("recall"), **cell)
+    return Cell(fid_text=cell.pop("fid"), recall_text=cell.pop("recall"), **cell)
 
 
 def with_controls(table: Table, nfes: Mapping[str, Sequence[int]]) -> Table:
@@ -99,7 +99,7 @@ def with_controls(table: Table, nfes: Mapping[str, Sequence[int]]) -> Table:
     only (Table 9), its fine-tune takes that one's place. CelebA is left out.
     """
     rows = []
-    tuned = {(c.dataset, c.backbone, c.sampler) for c in table.rows
+    tuned = {(c.dataset, c.backbone, c.sampler) for c in table.cells
              if c.trained_by.training == "finetune"}  # fmt: skip
     for name in table.names:
         cells = {cell.nfe: cell for cell in table.select(name)}
@@ -109,7 +109,7 @@ def with_controls(table: Table, nfes: Mapping[str, Sequence[int]]) -> Table:
         if not preset.ogdm or first.dataset == "celeba64" or (scratch and place in tuned):
             continue
         preset = get_preset(preset.name + "-ft" * scratch)
-        before = {c.nfe: c for c in table.rows if c.preset == preset.baseline
+        before = {c.nfe: c for c in table.cells if c.preset == preset.baseline
                   and c.sampler == first.sampler}  # fmt: skip
         control = name.replace("ogdm-ft", "ogdm").replace("ogdm", "control")
         empty = replace(first, fid_text=None, recall_text=None, steps=None)

@@ -9,33 +9,25 @@ that the page does not have yet is added at its end.
 
 import json
 import re
-import shlex
 from pathlib import Path
 from typing import Any
 
 from ogdm_core.cli import Parser, errors_in_one_line
 from ogdm_core.files import write_json, write_text
+from run.presets import get_preset
 from run.provenance import ROOT
-from run.train.presets import get_preset
 
 from . import paper, table
 
 PAGE, KEPT = ROOT / "docs" / "results.md", ROOT / "docs" / "results"
-# The flags that a kept command has; others may say where a run was.
-FLAGS = ("--rows", "--nfes", "--images", "--scale", "--seeds", "--seed", "--from-scratch")
-LOCAL = {"checkpoint", "images", "commands", "failed"}
+LOCAL = {"checkpoint", "images", "commands", "failed", "portable"}
 
 
-def kept(results: dict[str, Any]) -> dict[str, Any]:
+def without_local_paths(results: dict[str, Any]) -> dict[str, Any]:
     """The results without the paths of the machine that made them."""
-    words = shlex.split(results["command"])
-    command = words[:1]
-    for i, word in enumerate(words):
-        if word.split("=")[0] in FLAGS:
-            alone = "=" in word or word == "--from-scratch"
-            command += words[i : i + 1 if alone else i + 2]
     rows = [_without(row) | {"cells": [_without(c) for c in row["cells"]]} for row in results["rows"]]
-    return results | {"command": shlex.join(command), "rows": rows}
+    command = results.get("portable", results["command"])
+    return _without(results) | {"command": command, "rows": rows}
 
 
 def _without(entry: dict[str, Any]) -> dict[str, Any]:
@@ -62,7 +54,7 @@ def papers(number: int, rows: list[dict[str, Any]]) -> list[str]:
     found = [["dataset (backbone)", "method", *(f"NFE {nfe}" for nfe in theirs.nfes)]]
     for row in rows:
         of = get_preset(row["preset"]).baseline if row["method"] == "control" else row["row"]
-        cells = {c.nfe: c for c in theirs.rows
+        cells = {c.nfe: c for c in theirs.cells
                  if of in (c.row, c.preset) and c.sampler == row["sampler"]}  # fmt: skip
         first = next(iter(cells.values()))
         found_cells = [cells.get(nfe) for nfe in theirs.nfes]
@@ -107,7 +99,7 @@ def main(argv: list[str] | None = None) -> None:
     """Keeps the tables that are given, and writes the page."""
     p = Parser(prog="python -m run.tables.results", description=__doc__)
     p.add_argument("tables", metavar="TABLE.json", type=Path, nargs="*", help="tables to keep")
-    for results in [kept(read(file)) for file in p.parse_args(argv).tables]:
+    for results in [without_local_paths(read(file)) for file in p.parse_args(argv).tables]:
         write_json(KEPT / f"table{results['number']}-{results['scale']}.json", results)
     write_text(PAGE, page(PAGE.read_text(), sections()))
     print(PAGE)

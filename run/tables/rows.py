@@ -2,23 +2,22 @@
 
 import difflib
 import fnmatch
-import os
+import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ogdm_core.nfe import steps_for_nfe
-from run.train import commands
-from run.train.commands import Command, Engine
-from run.train.presets import PRESETS, Preset
+from run import backbones
+from run.launch import Command, Engine, module, python_path
+from run.presets import PRESETS, Preset
 
 from . import datasets, paper
-from .jobs import Job, chain, module
+from .jobs import Job, chain, training_settings
 from .scale import CLASSIFIER, Scale
 
 GUIDE_NFE = 35
-MODEL = {"adm": "model.pt", "edm": "model.pkl", "ldm": "model.ckpt"}
 
 
 @dataclass(frozen=True)
@@ -41,6 +40,7 @@ class Options:
     seeds: tuple[int, ...] = (0,)
     jobs: int = 1
     slurm: bool = False
+    time_limit: int = 0  # minutes of a job, which Slurm is told; 0: by kind
     engine: Engine = field(default_factory=Engine)
 
     @property
@@ -64,7 +64,7 @@ class Row:
     name: str
     preset: Preset  # as it is trained
     sampler: str
-    cells: dict[int, paper.Row]
+    cells: dict[int, paper.Cell]
     seed: int
     train: Job | None  # None: a checkpoint was given
     checkpoint: str  # path of the weights that are sampled, there or to come
@@ -93,9 +93,9 @@ def select_rows(table: paper.Table, patterns: Sequence[str]) -> tuple[list[str],
 def presets_of(table: paper.Table) -> dict[str, str]:
     """Names that --checkpoint takes: rows, and the rows of Table 5 that they rest on."""
     names = {}
-    for row in table.rows:
-        names[row.row] = names[row.preset] = row.preset
-        if base := row.trained_by.baseline:
+    for cell in table.cells:
+        names[cell.row] = names[cell.preset] = cell.preset
+        if base := cell.trained_by.baseline:
             names[base] = base
     return names
 
@@ -134,7 +134,7 @@ class Planner:
 
     def set_for(self, preset: Preset, job: str) -> dict[str, str | None]:
         """The native flags that --set gives this preset's training ("train") or its sampling."""
-        names = [preset.name, *(row.row for row in self.table.rows if row.preset == preset.name)]
+        names = [preset.name, *(cell.row for cell in self.table.cells if cell.preset == preset.name)]
         return {
             flag: value or None for pattern, kind, flag, value in self.options.sets
             if kind == job and fnmatch.filter(names, pattern)
@@ -180,16 +180,17 @@ class Planner:
 
     def unpacked(self, preset: Preset, shipped: Path) -> Job:
         """A baseline that comes with this repository, as its backbone's own kind of checkpoint."""
-        o, product = self.options, MODEL[preset.backbone]
+        o, output_name = self.options, backbones.get(preset.backbone).model
 
         def build(folder: Path) -> Command:
-            return module("run.tables.baselines", "unpack", preset.backbone, shipped,
-                          folder / product, **{"--third-party": o.engine.third_party})  # fmt: skip
+            return module("run.tables.baselines", "unpack", preset.backbone, shipped, folder / output_name,
+                          **{"--third-party": o.engine.third_party})  # fmt: skip
 
-        return Job(preset.name, "weights", o.out, {}, build, product, inputs=(str(shipped),))
+        return Job(preset.name, "weights", o.out, {}, build, output_name, inputs=(str(shipped),))
 
     def _training(self, preset: Preset, seed: int) -> Job:
         o, scale, images = self.options, self.scale, self.data(preset)[0]
+        backbone = backbones.get(preset.backbone)
         needs, init, inputs = [images], "", []
         if preset.baseline in self.given:
             init = self.given[preset.baseline]
@@ -197,34 +198,26 @@ class Planner:
         elif preset.baseline:
             needs.append(self.trained(PRESETS[preset.baseline], seed))
             init = str(needs[-1].output)
-        as_run, changed = scale.preset(preset), self.set_for(preset, "train")
-        more = scale.training(preset, init, seed) | changed
-        if preset.backbone == "ldm":
-            inputs += [path for path in more.get("--base", ()) if os.path.isabs(path)]
-            for part in ("train", "validation") if scale.data else ():
-                more[f"data.params.{part}.params.folder"] = str(images.output)
+        as_run = scale.preset(preset)
+        more = scale.training(preset, init, seed) | self.set_for(preset, "train")
+        inputs += backbone.config_files(more)
+        if scale.data:
+            more |= backbone.stand_in_folder(images.output)
 
         def build(folder: Path, engine: Engine = o.engine) -> Command:
-            data = str(images.output)
-            return commands.train(as_run, data, folder, init, seed, engine, more)
+            return backbone.train(as_run, str(images.output), folder, init, seed, engine, more)
 
-        flags = build(Path(), Engine()).settings()
-        settings = asdict(as_run) | {n: v for n, v in flags.items() if "ogdm" not in n} | changed
-        if scale.small:
-            settings |= {"scale": scale.name} | flags
-        if preset.backbone == "adm" and seed:  # its trainer has none; another seed is another run
-            settings["seed"] = seed
+        settings = training_settings(build(Path(), Engine()), as_run, scale.name, seed)
         return Job(
-            preset.name, "train", o.out, settings, build, MODEL[preset.backbone],
-            commands.WEIGHTS[preset.backbone], tuple(needs), tuple(inputs), as_run, 0, o.engine,
-            self.shown(seed),
+            preset.name, "train", o.out, settings, build, backbone.model, backbone.weights, tuple(needs), tuple(inputs),
+            as_run, 0, o.engine, self.shown(seed),
         )  # fmt: skip
 
     def sampled(self, preset: Preset, sampler: str, nfe: int, seed: int, train: Job | None, checkpoint: str) -> Job:
         """Table 6's sampling at one NFE."""
-        o = self.options
+        o, backbone = self.options, backbones.get(preset.backbone)
         more: dict[str, Any] = dict(self.scale.sampling(preset, o.samples))
-        known = commands.sample(preset, "", Path(), *without_gradients(sampler, nfe)).flags
+        known = backbone.sample(preset, "", Path(), *without_gradients(sampler, nfe)).flags
         shared = {n: v for n, v in self.set_for(preset, "train").items() if n in known}
         more |= shared | self.set_for(preset, "sample")
         needs = [train] if train else []
@@ -233,14 +226,13 @@ class Planner:
             more |= {"--guide": needs[-1].output, "--guide-weight": 1}
 
         def build(folder: Path) -> Command:
-            return commands.sample(preset, checkpoint, folder, *without_gradients(sampler, nfe),
-                                   o.samples, seed, o.engine, more)  # fmt: skip
+            return backbone.sample(preset, checkpoint, folder, *without_gradients(sampler, nfe), o.samples, seed,
+                                   o.engine, more)  # fmt: skip
 
-        engine = replace(o.engine, gpus=1, nodes=1) if preset.backbone == "ldm" else o.engine
         return Job(
-            f"{preset.name}.{sampler}-{nfe}", "sample", o.out, build(Path()).settings(), build,
-            "samples.npz", "" if preset.backbone != "adm" else "samples_*.npz",
-            tuple(needs), () if train else (checkpoint,), preset, nfe, engine, self.shown(seed),
+            f"{preset.name}.{sampler}-{nfe}", "sample", o.out, build(Path()).settings(backbone.not_in_key), build,
+            "samples.npz", backbone.samples, tuple(needs), () if train else (checkpoint,), preset, nfe,
+            backbone.sampling_engine(o.engine), self.shown(seed),
         )  # fmt: skip
 
     def guide(self, preset: Preset, seed: int, train: Job | None, checkpoint: str) -> Job:
@@ -253,8 +245,8 @@ class Planner:
         def build(folder: Path) -> Command:
             places = {"--data": reference.output, "--samples": samples.output,
                       "--output": folder / "guide.safetensors"}  # fmt: skip
-            command = module("train", **flags, **places)
-            return replace(command, launcher=(*command.launcher, "run.guidance"))
+            launcher = (sys.executable, "-m", "run.guidance")
+            return Command(launcher, "train", flags | places, env={"PYTHONPATH": python_path()})
 
         return Job(preset.name, "guide", o.out, flags, build, "guide.safetensors",
                    needs=(samples, reference))  # fmt: skip
@@ -281,7 +273,7 @@ class Planner:
 
     def data(self, preset: Preset) -> tuple[Job, Job]:
         """What the backbone trains on, and the images that FID is measured against."""
-        o = self.options
+        o, backbone = self.options, backbones.get(preset.backbone)
         if self.scale.data:
-            return datasets.stand_in(self.scale, preset.backbone, o.out, o.engine)
-        return datasets.real(preset, o.out, o.data, o.engine)
+            return datasets.stand_in(self.scale, backbone, o.out, o.engine)
+        return datasets.real(preset.dataset, backbone, o.out, o.data, o.engine)

@@ -1,16 +1,18 @@
-"""What a table is made of: at the paper's scale its own rows, data and networks, else stand-ins.
+"""Scales: the paper's own data and networks, or small stand-ins for a CPU.
 
-`Scale` itself is `paper`, which changes nothing. The others are values of it or of a subclass:
-smoke.py (do all commands run?), cpu.py (does the method work, on small networks?).
+`Scale` itself is `paper`, which changes nothing. `smoke` runs every command of the paper's rows on tiny networks for a
+few steps; its numbers mean nothing. `cpu` and `cpu-mnist` ask whether the method works: each of the paper's fine-tunes,
+of a small network on real digits, stands below its control, the baseline trained on for as many steps without OGDM,
+everything else equal. CelebA has no counterpart there: it would be the same network on the same digits.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from run.train.commands import LDM_BASE, LDM_FINETUNE
-from run.train.presets import Preset
+from run import backbones
+from run.presets import CPU_OGDM, Preset
 
 from . import paper
 
@@ -18,6 +20,7 @@ NAMES = ("paper", "smoke", "cpu", "cpu-mnist")
 CLASSIFIER = "classifier"
 # What the paper leaves open about Table 7's guide.
 GUIDE = {"--kind": "paper", "--width": 0.25, "--steps": 10_000}
+SHIPPED = Path(__file__).with_name("baselines")  # DATA-NETWORK.safetensors, as run.tables.baselines packs them
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,6 @@ class Scale:
     data: str = ""  # digits | mnist, which come with a package; empty: the rows' own data sets
     size: int = 0  # of those images
     count: int = 0  # the first so many; 0: all
-    mirrored: tuple[str, ...] = ()  # backbones that are compared with the mirrored images, too
     features: str = ""  # MODULE:NAME, or CLASSIFIER: a job trains it; empty: Inception
     controls: bool = False  # fine-tunes beside their controls, in place of the paper's rows
     gigabytes: float = 0.0  # what a run takes on a disk at most; 0: it is counted
@@ -54,12 +56,6 @@ class Scale:
         """Native flags in place of the preset's, for a training that starts from `init`."""
         return {}
 
-    def ldm_configs(self, preset: Preset, init: str, own: Path) -> dict[str, Any]:
-        """latent-diffusion's configs: upstream's, the fine-tune's, and `own` in the end."""
-        tuned = [str(LDM_FINETUNE)] if preset.training == "finetune" else []
-        start = {} if init else {"model.params.ckpt_path": "null"}
-        return {"--base": (LDM_BASE, *tuned, str(own)), **start}
-
     def sampling(self, preset: Preset, images: int) -> dict[str, Any]:
         """Native flags in place of the preset's."""
         return {}
@@ -69,8 +65,87 @@ class Scale:
         return None
 
 
+class Smoke(Scale):
+    """Every row of the paper's, for three steps."""
+
+    def preset(self, preset: Preset) -> Preset:
+        batch, images = backbones.get(preset.backbone).small_images["smoke"]
+        return replace(preset, batch=batch, images=images)
+
+    def training(self, preset: Preset, init: str, seed: int) -> dict[str, Any]:
+        backbone = backbones.get(preset.backbone)
+        flags = backbone.small_training("smoke", preset, init, self.size, "")
+        return flags | (backbone.ogdm(d_width=0.02) if preset.ogdm else {})
+
+    def sampling(self, preset: Preset, images: int) -> dict[str, Any]:
+        return backbones.get(preset.backbone).small_sampling("smoke", self.size, images)
+
+
+class Cpu(Scale):
+    """Fine-tunes and their controls."""
+
+    TABLES = (1, 2, 3, 9)
+    NFES = {"euler": (25, 10, 5), "heun": (25, 11), "s-pndm": (25, 10), "f-pndm": (25, 20), "stochastic": (50, 25, 10)}
+    FINETUNE_STEPS = 1_000
+    BASELINE_RATE, FINETUNE_RATE = "1e-3", "2e-4"
+
+    def table(self, number: int) -> paper.Table:
+        table = paper.table(number)
+        return paper.with_controls(table, self.NFES) if number in self.TABLES else replace(table, cells=())
+
+    def ogdm(self, preset: Preset) -> dict[str, Any]:
+        """OGDM's settings for this network on this data."""
+        return CPU_OGDM[self.network(preset) + "-heun" * (preset.projection == "heun")]
+
+    def network(self, preset: Preset) -> str:
+        """The name of its baseline."""
+        return f"{self.data}-{preset.backbone}" + "-cond" * preset.conditional
+
+    def preset(self, preset: Preset) -> Preset:
+        batch, images = backbones.get(preset.backbone).small_images["cpu"]
+        if preset.training != "baseline":
+            images = batch * self.FINETUNE_STEPS
+        said = {name: self.ogdm(preset)[name] for name in ("k", "gamma")} if preset.ogdm else {}
+        return replace(preset, batch=batch, images=images, **said)
+
+    def training(self, preset: Preset, init: str, seed: int) -> dict[str, Any]:
+        backbone = backbones.get(preset.backbone)
+        rate = self.FINETUNE_RATE if init else self.BASELINE_RATE
+        flags = backbone.small_training("cpu", preset, init, self.size, rate)
+        if not preset.ogdm:
+            return flags
+        more = {name: value for name, value in self.ogdm(preset).items() if name not in ("k", "gamma")}
+        return flags | backbone.ogdm(d_kind="light", fused=True, **more, seed=seed)
+
+    def sampling(self, preset: Preset, images: int) -> dict[str, Any]:
+        return backbones.get(preset.backbone).small_sampling("cpu", self.size, images)
+
+    def shipped(self, preset: Preset) -> Path | None:
+        file = SHIPPED / f"{self.network(preset)}.safetensors"
+        return file if preset.training == "baseline" and file.is_file() else None
+
+
+SMOKE = Smoke(
+    name="smoke",
+    title="SMOKE RUN: tiny networks, a few steps, a few digits. These numbers mean nothing but "
+    "that the pipeline works",
+    images=16, data="digits", size=32, count=96, features="run.tables.stand_in:random_features",
+    gigabytes=1.0, guide={"--steps": 3, "--batch-size": 8},
+)  # fmt: skip
+TITLE = (
+    "CPU SCALE: small networks on {} at {}x{}, FID and recall in the features of a small "
+    "classifier, not Inception's: they compare with each other only"
+)
+CPU_DIGITS = Cpu(
+    name="cpu", title=TITLE.format("scikit-learn's digits", 8, 8), images=2_500, seeds=(0, 1, 2),
+    data="digits", size=8, features=CLASSIFIER, controls=True, gigabytes=2.0,
+)  # fmt: skip
+CPU_MNIST = replace(
+    CPU_DIGITS, name="cpu-mnist", data="mnist", size=16, title=TITLE.format("5,000 of MNIST's digits", 16, 16)
+)
+SCALES = {scale.name: scale for scale in (Scale(), SMOKE, CPU_DIGITS, CPU_MNIST)}
+
+
 def get_scale(name: str) -> Scale:
     """The scale of that name."""
-    from . import cpu, smoke
-
-    return {scale.name: scale for scale in (Scale(), smoke.SMOKE, cpu.DIGITS, cpu.MNIST)}[name]
+    return SCALES[name]

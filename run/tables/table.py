@@ -1,10 +1,10 @@
-"""A table from what is there: the paper's number and ours for every cell, as JSON, CSV, Markdown,
-LaTeX, and a picture of FID over NFE. Several seeds give a mean and a standard deviation; a table
-with controls has the change against them in place of the paper's numbers."""
+"""A table from what is there: the paper's number and ours for every cell, as JSON, CSV, Markdown and a picture of FID
+over NFE. Several seeds give a mean and a standard deviation; a table with controls has the change against them in
+place of the paper's numbers. Tables 4 and 8 are assembled from the scores that Tables 1 to 3 have left."""
 
 import csv
 import io
-import textwrap
+import shlex
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from itertools import groupby
@@ -13,19 +13,18 @@ from statistics import fmean, stdev
 from typing import Any
 
 from ogdm_core.files import write_json, write_text
+from run.figures.style import sampler_name
 from run.provenance import commit, versions
 
 from . import paper
 from .jobs import Job, read_json
+from .plot import groups_of, plot
 from .rows import Options, Row
-from .scale import Scale
+from .scale import Scale, get_scale
 from .worker import LOG, PACKAGES
 
 OPEN = "–"
 DIGITS = {"fid": 2, "recall": 3}  # as the paper prints them
-LATEX = {c: f"\\{c}" for c in "&%$#_{}"} | {
-    "–": "--", "±": r"$\pm$", "†": r"$\dagger$", "‡": r"$\ddagger$",
-}  # fmt: skip
 DATASETS = {"cifar10": "CIFAR-10", "celeba64": "CelebA", "lsun-church": "LSUN Church"}
 KEPT = ("fid", "recall", "precision", "sfid", "reference_images", "sample_images")
 CSV = ("row", "dataset", "method", "sampler", "nfe", "status", "fid", "paper_fid", "recall",
@@ -60,7 +59,7 @@ def collect(options: Options, rows: list[Row], command: str) -> dict[str, Any]:
         "seeds": list(options.seeds),
         "rows": [_row(options, list(seeds)) for _, seeds in groupby(rows, key=lambda r: r.name)],
     }
-    for _, group in _groups(results) if scale.controls else ():
+    for _, group in groups_of(results) if scale.controls else ():
         if len(group) == 2:
             _compare(*group)
     return results
@@ -86,7 +85,7 @@ def _row(options: Options, rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def dataset_of(cell: paper.Row, data: str = "") -> str:
+def dataset_of(cell: paper.Cell, data: str = "") -> str:
     """As in CIFAR-10 (EDM cond.); `data` takes the paper's place."""
     conditional = " cond." if cell.conditional else ""
     return f"{data or DATASETS[cell.dataset]} ({cell.backbone.upper()}{conditional})"
@@ -179,13 +178,13 @@ def _fids(cell: dict) -> dict[int, float]:
 
 
 def write_all(results: dict[str, Any], out: Path) -> list[Path]:
-    """Writes table<N>.json, .csv, .md, .tex and .png into `out`; returns their paths."""
+    """Writes table<N>.json, .csv, .md and .png into `out`; returns their paths."""
     stem = out / f"table{results['number']}"
-    files = [stem.with_suffix(f".{kind}") for kind in ("json", "csv", "md", "tex", "png")]
+    files = [stem.with_suffix(f".{kind}") for kind in ("json", "csv", "md", "png")]
     write_json(files[0], results)
-    for file, text in zip(files[1:], (to_csv, to_markdown, to_latex), strict=False):
-        write_text(file, text(results))
-    plot(results, files[4])
+    write_text(files[1], to_csv(results))
+    write_text(files[2], to_markdown(results))
+    plot(results, files[3])
     return files
 
 
@@ -242,8 +241,6 @@ def failures(results: dict) -> list[str]:
 
 def method_of(results: dict, row: dict) -> str:
     """The method, with its sampler where the table has more than one; a mark if it stopped."""
-    from run.figures.style import sampler_name
-
     several = len({row["sampler"] for row in results["rows"]}) > 1
     sampler = f", {sampler_name(row['sampler'])}" if several else ""
     return f"{row['method']}{sampler}{' (stopped)' if row['failed'] else ''}"
@@ -307,109 +304,95 @@ def to_csv(results: dict) -> str:
     return out.getvalue()
 
 
-def _groups(results: dict) -> list[tuple[tuple[str, str], list[dict]]]:
-    key = lambda row: (row["dataset"], row["sampler"])  # noqa: E731
-    return [(place, list(rows)) for place, rows in groupby(results["rows"], key)]
+# ---- Tables 4 and 8 ------------------------------------------------------------------------------
+
+# Row of the table -> the table and row that it repeats; by NFE where the paper took the best.
+_OGDM = {25: (2, "cifar10-edm-ogdm-ft-heun"), 20: (1, "cifar10-edm-ogdm-ft"),
+         15: (3, "cifar10-edm-ogdm-ft-s-pndm"), 10: (3, "cifar10-edm-ogdm-ft-s-pndm"),
+         8: (3, "cifar10-edm-ogdm-ft-s-pndm")}  # fmt: skip
+SOURCES: dict[int, dict[str, dict[int, tuple[int, str]] | tuple[int, str]]] = {
+    4: {
+        "cifar10-adm": (1, "cifar10-adm-baseline"),
+        "cifar10-edm": (2, "cifar10-edm-baseline"),
+        "cifar10-s-pndm": (3, "cifar10-edm-baseline-s-pndm"),
+        "cifar10-f-pndm": (3, "cifar10-adm-baseline-f-pndm"),
+        "cifar10-ogdm": _OGDM,
+        "celeba64-adm": (1, "celeba64-adm-baseline"),
+        "celeba64-s-pndm": (3, "celeba64-adm-baseline-s-pndm"),
+        "celeba64-f-pndm": (3, "celeba64-adm-baseline-f-pndm"),
+        "celeba64-ogdm": (3, "celeba64-adm-ogdm-s-pndm"),
+    },
+    8: {"cifar10-ogdm": _OGDM},
+}
+COPIED, ELSEWHERE = "†", "‡"
+NOTES = {
+    COPIED: "the paper copied these values from other papers",
+    ELSEWHERE: "the paper's authors measured these values with a codebase that is not part of this project",
+}
 
 
-def to_latex(results: dict) -> str:
-    r"""The paper's layout, with its own numbers in grey below ours; the best of a group is bold.
-
-    Needs \usepackage{booktabs,multirow,xcolor}.
-    """
-    nfes = nfes_of(results)
-    heads = " & ".join(rf"\multicolumn{{2}}{{c}}{{{nfe}}}" for nfe in nfes)
-    measures = r" & FID$\downarrow$ & Rec.$\uparrow$" * len(nfes)
-    rules = "".join(rf"\cmidrule(lr){{{3 + 2 * i}-{4 + 2 * i}}}" for i in range(len(nfes)))
-    text = [
-        f"% {results['command']}",
-        f"% commit {results['commit']}, {results['written']}",
-        r"\begin{table*}[t]",
-        r"    \centering",
-        rf"    \caption{{{_escape(results['title'])}."
-        rf"{'' if results['controls'] else ' In grey: the paper' + chr(39) + 's numbers.'}}}",
-        rf"    \begin{{tabular}}{{cl{'cc' * len(nfes)}}}",
-        r"    \toprule",
-        rf"    \multicolumn{{2}}{{c}}{{NFEs}} & {heads} \\",
-        f"    {rules}",
-        rf"    Dataset~(Backbone) & Method{measures} \\",
-    ]
-    for i, ((dataset, _), rows) in enumerate(_groups(results)):
-        text.append(rf"    \cmidrule(lr){{1-{2 * len(nfes) + 2}}}" if i else r"    \midrule")
-        height = len(rows) * (1 if results["controls"] else 2)
-        text.append(rf"    \multirow{{{height}}}{{*}}{{{_escape(dataset)}}}")
-        for row in rows:
-            mine = [_bold(rows, row, nfe, name) for nfe in nfes for name in DIGITS]
-            theirs = [cell_of(row, nfe)[f"paper_{name}"] or "--" for nfe in nfes for name in DIGITS]
-            grey = [rf"\textcolor{{gray}}{{{number}}}" for number in ("the paper's", *theirs)]
-            text.append(" & ".join(["    ", _escape(method_of(results, row)), *mine]) + r" \\")
-            text += [] if results["controls"] else [" & ".join(["    ", *grey]) + r" \\"]
-    text += [r"    \bottomrule", r"    \end{tabular}", r"\end{table*}"]
-    text += [f"% {line}" for line in (*results.get("notes", ()), *failures(results))]
-    return "\n".join(text) + "\n"
+def source(cell: paper.Cell, number: int) -> tuple[int, str] | None:
+    """The table and the row whose number this cell repeats; None for other methods and dashes."""
+    found = SOURCES[number].get(cell.row)
+    if cell.fid is None:
+        return None
+    return found.get(cell.nfe) if isinstance(found, dict) else found
 
 
-def _bold(rows: list[dict], row: dict, nfe: int, name: str) -> str:
-    """Our number, bold if it is the lowest FID or the highest recall of two rows at the least."""
-    cell, cells = cell_of(row, nfe), [cell_of(r, nfe) for r in rows]
-    text = _escape(ours(cell, name))
-    values = [c[name] for c in cells if c["status"] == "done" and c[name] is not None]
-    best = (min if name == "fid" else max)(values, default=None)
-    bold = len(values) > 1 and cell["status"] == "done" and cell[name] == best
-    return rf"\textbf{{{text}}}" if bold else text
+def scores(out: Path, number: int, row: str, nfe: int) -> dict[str, Any]:
+    """The scores of a row of Tables 1 to 3 at one NFE, the newest in the folder; {} if none."""
+    first = paper.table(number).select(row)[0]
+    pattern = f"{first.preset}.{first.sampler}-{nfe}.score-*/done.json"
+    done = sorted((out / "stages").glob(pattern), key=lambda file: file.stat().st_mtime)
+    for file in reversed(done):
+        record = read_json(file)
+        found = read_json(file.with_name("scores.json"))  # also in a folder that was moved
+        if record and found:
+            return found | {"commands": [record["command"]]}
+    return {}
 
 
-def _escape(text: str) -> str:
-    return text.translate(str.maketrans(LATEX))
+def assemble(number: int, out: Path, scale: str, command: str) -> dict[str, Any]:
+    """As `collect`, from the scores that are in `out`."""
+    by_row = groupby(paper.table(number).cells, key=lambda cell: cell.row)
+    rows = [_assembled_row(list(cells), number, out) for _, cells in by_row]
+    methods = "".join(row["method"] for row in rows)
+    notes = [f"{mark} {text}" for mark, text in NOTES.items() if mark in methods]
+    return about(number, get_scale(scale), command) | {"notes": notes, "rows": rows}
 
 
-def plot(results: dict, path: Path) -> Path:
-    """FID over NFE: a panel for each data set, backbone and sampler; the paper's lines dashed."""
-    from matplotlib.lines import Line2D
-    from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
+def _assembled_row(cells: list[paper.Cell], number: int, out: Path) -> dict[str, Any]:
+    first = cells[0]
+    open_row = all(cell.fid is None for cell in cells)
+    mark = "" if first.row in SOURCES[number] or open_row else ELSEWHERE
+    mark = COPIED if first.source == paper.COPIED else mark
+    return {
+        "row": first.row, "dataset": DATASETS[first.dataset],
+        "method": f"{first.method} {mark}".strip(), "sampler": "samplers as in the paper",
+        "failed": None, "cells": [_assembled_cell(cell, number, out) for cell in cells],
+    }  # fmt: skip
 
-    from run.figures.style import GREY, MARKERS, PALETTE, figure, method_colour, sampler_name, save
 
-    groups = _groups(results)
-    width = min(len(groups), 3)
-    height = -(-len(groups) // width)
-    size = (max(3.3 * width, 5.0), 2.6 * height + 0.9)
-    fig, axes = figure(height, width, size=size, squeeze=False, layout="constrained")
-    methods = list(dict.fromkeys(row["method"] for row in results["rows"]))
-    lines = [("fid", "-", "")]
-    if not results["controls"]:
-        lines.insert(0, ("paper_fid", "--", "white"))
-    looks = {}  # colour and marker; markers differ where there are more methods than colours
-    for i, method in enumerate(methods):
-        marker = MARKERS[(i + i // 7) % 7] if len(methods) > len(PALETTE) else "o"
-        looks[method] = (method_colour(method, i), marker)
-    for ax, ((dataset, sampler), rows) in zip(axes.flat, groups, strict=False):
-        for row in rows:
-            colour, marker = looks[row["method"]]
-            for name, line, face in lines:
-                cells = [c for c in row["cells"] if c[name] is not None]
-                at = [c["nfe"] for c in cells], [float(c[name]) for c in cells]
-                spread = [c.get(f"{name}_sd") or 0.0 for c in cells]
-                if cells:
-                    ax.errorbar(*at, spread if any(spread) else None, fmt=line + marker,
-                                color=colour, mfc=face or colour)  # fmt: skip
-        title = f"{dataset}, {sampler_name(sampler)}"
-        ax.set(title=title, xlabel="NFE", ylabel="FID", yscale="log")
-        nfes = sorted({c["nfe"] for row in rows for c in row["cells"]})
-        ax.set_xticks(nfes, [str(nfe) for nfe in nfes])
-        low, high = ax.get_ylim()  # plain numbers at a few round places, whatever a panel spans
-        many = LogLocator(subs=(1, 2, 5) if high / low < 100 else (1,))
-        ax.yaxis.set_major_locator(MaxNLocator(5) if high / low < 10 else many)
-        ax.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-        ax.yaxis.set_minor_locator(NullLocator())
-    for ax in list(axes.flat)[len(groups) :]:
-        ax.set_axis_off()
-    keys = [Line2D([], [], color=c, marker=m if m != "o" else None, label=method)
-            for method, (c, m) in looks.items()]  # fmt: skip
-    if not results["controls"]:
-        dots = {"color": GREY, "marker": "o"}
-        keys += [Line2D([], [], **dots, label="ours"),
-                 Line2D([], [], **dots, ls="--", mfc="white", label="the paper's")]  # fmt: skip
-    fig.legend(handles=keys, loc="outside lower center", ncols=min(len(keys), int(size[0] / 1.2)))
-    fig.suptitle("\n".join(textwrap.wrap(results["title"], int(size[0] * 13))), fontsize=10)
-    return save(fig, path, results["command"], small_print=False)
+def _assembled_cell(reported: paper.Cell, number: int, out: Path) -> dict[str, Any]:
+    cell = {"nfe": reported.nfe, "paper_fid": reported.fid_text, "fid": None, "recall": None,
+            "paper_recall": reported.recall_text, "status": "not ours"}  # fmt: skip
+    origin = source(reported, number)
+    if origin is None:
+        return cell
+    found = scores(out, *origin, reported.nfe)
+    cell |= {"table": origin[0], "of_row": origin[1], "status": "done" if found else "open"}
+    kept = ("fid", "recall", "reference_images", "sample_images", "commands")
+    return cell | {name: found[name] for name in kept if name in found}
+
+
+def missing(results: dict[str, Any], words: list[str]) -> list[str]:
+    """The commands that make what is missing, one per row of Tables 1 to 3, ending in `words`."""
+    wanted: dict[tuple[int, str], list[int]] = {}
+    for cell in (cell for row in results["rows"] for cell in row["cells"]):
+        if cell["status"] == "open":
+            wanted.setdefault((cell["table"], cell["of_row"]), []).append(cell["nfe"])
+    lines = []
+    for (number, row), nfes in sorted(wanted.items()):
+        command = [f"run/reproduce_table{number}.sh", "--rows", row]
+        lines.append("    " + shlex.join([*command, "--nfes", ",".join(map(str, nfes)), *words]))
+    return [f"{OPEN} is made by", *lines] if lines else []

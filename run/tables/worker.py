@@ -20,18 +20,17 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import psutil
+
 from ogdm_core.files import write_json
-from ogdm_core.progress import duration
+from run import backbones
+from run.launch import Command, Engine, newest
 from run.lock import exclusive
 from run.provenance import commit, versions
-from run.train.commands import Command, Engine, newest, resumed, steps_left
 
 from .jobs import read_json
 
 PACKAGES = ("torch", "numpy", "scipy", "pytorch-lightning", "mpi4py", "torch-fidelity", "snakemake")
-# Snakemake has started us by srun, as one task. Seeing Slurm, mpiexec would call srun for its
-# processes, and wait for resources that we hold; Lightning would expect one task per GPU.
-IN_SLURM = {"adm": {"HYDRA_LAUNCHER": "fork"}, "ldm": {"SLURM_JOB_NAME": "interactive"}}
 LOG = "job.log"  # upstreams call theirs log.txt, and some empty it first
 GRACE = 15  # seconds that a command gets to end after each signal
 SCRAP = "images"  # folder of the images as single files, which the npz holds as well
@@ -65,7 +64,7 @@ def main(argv: list[str] | None = None) -> int:
             note(folder, status="stopped", reason="stopped by a signal")
             return 130
     if seconds := seconds_left(plan):
-        print(f"about {duration(seconds)} left", file=sys.stderr)
+        print(f"about {seconds / 60:.0f} min left", file=sys.stderr)
     return 0
 
 
@@ -90,14 +89,14 @@ def run(job: dict[str, Any], folder: Path, lock: int) -> None:
     note(folder, status="running", host=socket.gethostname(), since=started)
     if command and (status := call(command, folder / LOG, lock)):
         raise Failed(f"exit status {status}")
-    training = command and job["kind"] == "train"
-    if training and (left := steps_left(command, job["backbone"], folder)) > 0:
+    backbone = backbones.get(job["backbone"]) if job["kind"] == "train" and job["backbone"] else None
+    if command and backbone and (left := backbone.steps_left(command, folder)) > 0:
         raise Failed(f"the training was ended {left} steps early; the same command continues it")
     output = Path(job["output"])
-    if job["found"]:
-        made = newest(folder, job["found"])
+    if job["output_glob"]:
+        made = newest(folder, job["output_glob"])
         if made is None:
-            raise Failed(f"the command ended well, but made no {job['found']}")
+            raise Failed(f"the command ended well, but made no {job['output_glob']}")
         output.unlink(missing_ok=True)
         output.symlink_to(made.relative_to(folder))
     if not output.exists():
@@ -117,12 +116,14 @@ def command_of(job: dict[str, Any], folder: Path) -> Command | None:
     if job["command"] is None:
         return None
     command = Command(**job["command"])
+    if not job["backbone"]:  # our own trainer continues by itself
+        return command
+    backbone = backbones.get(job["backbone"])
     if job["engine"] and job["engine"]["nodes"] > 1:  # their names are known only now
-        command = replace(command, launcher=Engine(**job["engine"]).launcher(job["backbone"]))
+        command = replace(command, launcher=backbone.launcher(Engine(**job["engine"])))
     elif "SLURM_JOB_ID" in os.environ:
-        command = replace(command, env={**command.env, **IN_SLURM.get(job["backbone"], {})})
-    training = job["kind"] == "train" and job["backbone"]  # ogdm_core.diffusers continues by itself
-    return resumed(command, job["backbone"], folder) if training else command
+        command = replace(command, env={**command.env, **backbone.in_slurm})
+    return backbone.resumed(command, folder) if job["kind"] == "train" else command
 
 
 def call(command: Command, log: Path, lock: int) -> int:
@@ -151,8 +152,6 @@ def call(command: Command, log: Path, lock: int) -> int:
 
 def family(pid: int) -> list[int]:
     """The ids of the process and of all its descendants; none if it has ended."""
-    import psutil
-
     with contextlib.suppress(psutil.NoSuchProcess):
         return [pid, *(one.pid for one in psutil.Process(pid).children(recursive=True))]
     return []

@@ -1,122 +1,28 @@
 """`python -m run.train PRESET`, which run/train.sh calls: trains or samples a row of Table 5."""
 
-# ruff: noqa: E501 (aligned columns)
-
-import argparse
 import sys
-from dataclasses import replace
-from pathlib import Path
 
-from ogdm_core.cli import Parser, number
-from ogdm_core.nfe import steps_for_nfe
-from run.provenance import ROOT
+from run import backbones
+from run.presets import get_preset
 
-from .commands import Command, Engine, absolute, not_ready, resumed, sample, slurm_nodes, train
-from .presets import CONTROLS, PRESETS, Preset, get_preset
-
-
-# fmt: off
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    p = Parser(
-        prog="run/train.sh", usage="%(prog)s PRESET [OPTION...] [-- NATIVE FLAG...]",
-        description=DESCRIPTION, epilog=EPILOG,
-    )
-    add = p.add_argument
-    add("preset",        metavar="PRESET", help="a row of Table 5, see below")
-    add("--data",        metavar="PATH", default="", help="ADM: a folder of images; EDM: a zip or folder in its format (run/prepare_data.sh makes them). LDM reads data/lsun in its own folder")
-    add("--out",         metavar="DIR",  type=Path, help="results (default: out/PRESET, or out/PRESET-samples)")
-    add("--init",        metavar="FILE", default="", help="weights that a fine-tune starts from (default: the released model; ADM has none)")
-    add("--resume",      action="store_true", help="go on from the last checkpoint in --out")
-    add("--sample",      metavar="SAMPLER", default="", help="sample, in place of training: euler, heun, s-pndm, f-pndm, stochastic")
-    add("--nfe",         metavar="N",    type=int, default=10, help="with --sample (default: 10)")
-    add("--model",       metavar="FILE", default="", help="with --sample: the weights")
-    add("--images",      metavar="N",    type=number(int, 1), default=50_000, help="with --sample (default: 50000)")
-    add("--seed",        metavar="N",    type=int, help="of sampling (default: 0), or of training; ADM's trainer has none")
-    add("--gpus",        metavar="N",    type=number(int, 1), default=1, help="processes in all, one per GPU (default: 1)")
-    add("--nodes",       metavar="N",    type=number(int, 1), default=1, help="machines (default: 1); see docs/clusters.md")
-    add("--rendezvous",  metavar="HOST:PORT", default="", help="where EDM's nodes meet, if it is not Slurm that starts them")
-    add("--third-party", metavar="DIR",  type=Path, default=ROOT / "third_party", help="the patched codebases (default: third_party)")
-    add("--dry-run",     action="store_true", help="print the command and stop")
-    return p
-
-
-DESCRIPTION = """\
-Trains a row of the paper's Table 5 with its backbone's own trainer, or samples from it (--sample).
-Prints the native command (mpiexec for ADM, torchrun for EDM, main.py for LDM) and runs it. What follows
--- goes to upstream's script as it is, after the preset's flags, so it wins."""
-EPILOG = f"""\
-presets: {", ".join(PRESETS)}
-not in the paper, the same fine-tunes without OGDM: {", ".join(CONTROLS)}
-
-`run/train.sh export CKPT DIR` writes a trained latent-diffusion model for untouched upstream code.
-
-examples:
-  run/train.sh cifar10-edm-ogdm-ft --data data/cifar10-32x32.zip --gpus 8 --dry-run
-  run/train.sh cifar10-adm-ogdm-ft --data data/cifar10 --init ema_0.9999_300000.pt -- --use_fp16 True
-  run/train.sh cifar10-edm-ogdm-ft --sample euler --nfe 10 --model out/.../network-snapshot-020000.pkl"""
-# fmt: on
-
-
-def command(args: argparse.Namespace, preset: Preset) -> Command | None:
-    """The native command, with paths that hold in any folder; None if there is nothing left."""
-    engine = Engine(args.gpus, args.nodes, args.rendezvous, args.third_party.absolute())
-    out = (args.out or Path("out") / (preset.name + ("-samples" if args.sample else ""))).absolute()
-    if args.sample:
-        if not args.model:
-            raise ValueError("--sample needs --model, the weights that training wrote")
-        if args.data or args.init or args.resume:
-            raise ValueError("--data, --init and --resume are for training; leave them out with --sample")
-        if preset.backbone == "edm" and args.sample == "stochastic":
-            raise ValueError("--sample: EDM's generate.py has no stochastic sampler of ours")
-        steps_for_nfe(args.sample, args.nfe)  # refuses unknown samplers, and NFEs they cannot hit
-        model = absolute(args.model)
-        return sample(preset, model, out, args.sample, args.nfe, args.images, args.seed or 0,
-                      engine)  # fmt: skip
-    if preset.backbone == "ldm" and args.data:
-        raise ValueError("--data: latent-diffusion reads data/lsun in its own folder; "
-                         "run/prepare_data.sh lsun puts LSUN there")  # fmt: skip
-    if preset.backbone != "ldm" and not args.data:
-        raise ValueError("--data: give the images to train on (run/prepare_data.sh makes them)")
-    if preset.backbone == "adm" and args.seed is not None:
-        raise ValueError("--seed: guided-diffusion's trainer has none; leave it out")
-    if engine.nodes > 1 and preset.backbone == "edm" and not (args.rendezvous or slurm_nodes()):
-        raise ValueError("--nodes: outside of Slurm say where the nodes meet, --rendezvous "
-                         "HOST:29400, and run the same command on each of them")  # fmt: skip
-    made = train(preset, absolute(args.data), out, absolute(args.init), args.seed, engine)
-    return resumed(made, preset.backbone, out) if args.resume else made
-
-
-def parse(argv: list[str]) -> tuple[argparse.Namespace, Command | None]:
-    """The flags and the native command; ends the program where something is wrong with them."""
-    cut = argv.index("--") if "--" in argv else len(argv)
-    p = parser()
-    if argv[:1] == ["export"]:
-        return argparse.Namespace(export=argv[1:]), None
-    args = p.parse_args(argv[:cut])
-    try:
-        made = command(args, get_preset(args.preset))
-    except ValueError as error:
-        p.error(str(error))
-    return args, made and replace(made, native=tuple(argv[cut + 1 :]))
+from .flags import out_of, parse, parser
 
 
 def main(argv: list[str] | None = None) -> int:
     """Exit status: upstream's."""
-    args, made = parse(sys.argv[1:] if argv is None else argv)
-    if hasattr(args, "export"):
-        from ogdm_core.ldm.export import main as export
-
-        return export(args.export)
-    if made is None:
-        print(f"{args.preset} is finished in {args.out or Path('out') / args.preset}")
+    args = parse(sys.argv[1:] if argv is None else argv)
+    if args.export is not None:
+        return backbones.get("ldm").export(args.export)
+    preset = get_preset(args.preset)
+    if args.command is None:
+        print(f"{preset.name} is finished in {out_of(args, preset)}")
         return 0
-    print(made, flush=True)
+    print(args.command, flush=True)
     if args.dry_run:
         return 0
-    if problem := not_ready(get_preset(args.preset).backbone, args.third_party):
+    if problem := backbones.get(preset.backbone).not_ready(args.third_party):
         parser().exit(2, f"error: {problem}\n")
-    return made.run()
+    return args.command.run()
 
 
 if __name__ == "__main__":

@@ -29,11 +29,11 @@ from ldm.models.diffusion.ddpm import LatentDiffusion  # noqa: E402
 from ldm.util import instantiate_from_config  # noqa: E402
 from omegaconf import OmegaConf  # noqa: E402
 from PIL import Image  # noqa: E402
+from run.train.commands import train  # noqa: E402
+from run.train.presets import PRESETS  # noqa: E402
 
 from ogdm_core.ldm.lightning import Trainer, translate  # noqa: E402
 from ogdm_core.ldm.train import schedule_of  # noqa: E402
-from run.train.commands import train  # noqa: E402
-from run.train.presets import PRESETS  # noqa: E402
 
 
 def build(ogdm=(), target=None, **params):

@@ -10,14 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from run import backbones
 from run.evaluate import adm
+from run.launch import Engine
+from run.presets import PRESETS
 from run.tables import __main__ as cli
-from run.tables import baselines, check, cost, cpu, paper
+from run.tables import baselines, check, flags, paper, plan, scale
 from run.tables.jobs import Job, chain
 from run.tables.rows import Options, Planner, Row, select_rows, without_gradients
 from run.tables.scale import NAMES, get_scale
-from run.train.commands import Engine
-from run.train.presets import PRESETS
 
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCHERS = {"adm": "mpiexec -n", "edm": "torchrun --standalone", "ldm": "main.py --base"}
@@ -49,16 +50,16 @@ def problems(options: Options, *names: str, **more) -> str:
 # ---- rows to commands ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", cli.REPRODUCED)
+@pytest.mark.parametrize("number", flags.REPRODUCED)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_row_of_every_table_has_native_commands(options, number, name):
-    scale = get_scale(name)
-    found = rows(options, number=number, scale=scale)
-    assert bool(found) == (number != 7 or not scale.controls)
+    controls = get_scale(name).controls
+    found = rows(options, number=number, scale=get_scale(name))
+    assert bool(found) == (number != 7 or not controls)
     for row in found:
         assert LAUNCHERS[row.preset.backbone] in commands(row, "train")[-1]
         samples = [str(job.command()) for job in row.samples.values()]
-        reported = [n for n, cell in row.cells.items() if cell.fid is not None or scale.controls]
+        reported = [n for n, cell in row.cells.items() if cell.fid is not None or controls]
         assert list(row.samples) == reported and len(samples) == len(reported)
         for nfe, line in zip(reported, samples, strict=True):
             sampler, spent = without_gradients(row.sampler, nfe)
@@ -102,13 +103,39 @@ def test_rows_and_tables_share_trainings(options):
     assert baselines == {rows(options, "cifar10-adm-baseline")[0].train.key}
 
 
-def test_more_gpus_and_other_folders_change_no_key(options, tmp_path):
-    engine = Engine(8, 2, third_party=tmp_path)
-    other = replace(options, engine=engine, out=tmp_path / "b", data=tmp_path / "c", jobs=3)
-    assert keys(options) == keys(other)
+TRAINING = {  # what is changed -> whether the training is another one
+    "more GPUs, nodes, jobs": ({"engine": Engine(8, 2, third_party=Path("/else")), "jobs": 3}, False),
+    "other folders": ({"out": Path("/else/out"), "data": Path("/else/data")}, False),
+    "threads, time limits": ({"engine": Engine(threads=3), "time_limit": 9}, False),
+    "how often is saved": ({"sets": (("*edm*", "train", "--dump", "3"),)}, False),
+    "samples, NFEs": ({"images": 1000, "nfes": (10,)}, False),
+    "another feature net": ({"features": "x:y"}, False),
+    "a flag of sampling": ({"sets": (("*edm*", "sample", "--batch", "3"),)}, False),
+    "the seed": ({"seeds": (1,)}, True),
+    "the learning rate": ({"sets": (("*edm*", "train", "--lr", "3"),)}, True),
+    "a setting of OGDM": ({"sets": (("*edm*", "train", "--ogdm-r1", "3"),)}, True),
+    "the scale": ({"scale": get_scale("smoke")}, True),
+}
 
 
-def test_settings_change_the_keys_that_rest_on_them(options, monkeypatch):
+@pytest.mark.parametrize("change", TRAINING)
+def test_a_training_is_another_one_by_its_settings_alone(options, change):
+    more, another = TRAINING[change]
+    name = "cifar10-edm-ogdm-ft"
+    before, after = (rows(o, name)[0].train.key for o in (options, replace(options, **more)))
+    assert (before != after) == another
+
+
+@pytest.mark.parametrize("field", ["batch", "images", "k", "gamma"])
+def test_a_row_of_table_5_is_in_the_key(options, monkeypatch, field):
+    name = "cifar10-edm-ogdm-ft"
+    before = keys(options)
+    monkeypatch.setitem(PRESETS, name, replace(PRESETS[name], **{field: 2 * getattr(PRESETS[name], field)}))
+    after = keys(options)
+    assert {job.split(".")[0] for job in before if before[job] != after[job]} == {name}
+
+
+def test_settings_change_the_keys_that_rest_on_them(options):
     before = keys(options)
 
     def changed(**more) -> set[str]:
@@ -118,10 +145,7 @@ def test_settings_change_the_keys_that_rest_on_them(options, monkeypatch):
     assert changed(images=1000) == {"sample", "score"}
     assert changed(features="x:y") == {"score"}
     assert changed(seeds=(1,)) == {"train", "sample", "score"}
-    name = "cifar10-edm-ogdm-ft"
-    monkeypatch.setitem(PRESETS, name, replace(PRESETS[name], k=0.15))
-    after = keys(options)
-    assert {job.split(".")[0] for job in before if before[job] != after[job]} == {name}
+    assert changed(engine=Engine(8, 2, third_party=Path("/tp")), out=Path("/b"), data=Path("/c")) == set()
 
 
 def test_scales_share_nothing(options):
@@ -166,7 +190,7 @@ def test_a_native_flag_reaches_the_commands_and_the_key_of_its_row_only(options)
 @pytest.mark.parametrize("text", ["row", "row:--lr", ":--lr=1", "row:=1", "row:sample:--lr"])
 def test_a_set_that_is_none_says_how_one_looks(text):
     with pytest.raises(argparse.ArgumentTypeError, match="is not ROW:--FLAG=VALUE"):
-        cli.native_flag(text)
+        flags.native_flag(text)
 
 
 def test_a_checkpoint_takes_the_place_of_training(options, tmp_path):
@@ -217,13 +241,13 @@ def test_seeds_train_fine_tunes_anew_and_share_baseline_data_and_net(options):
 
 
 def test_shipped_weights_take_the_place_of_a_baselines_training(options, monkeypatch, tmp_path):
-    scale = get_scale("cpu")
-    monkeypatch.setattr(cpu, "BASELINES", tmp_path)
+    cpu = get_scale("cpu")
+    monkeypatch.setattr(scale, "SHIPPED", tmp_path)
     (tmp_path / "digits-adm.safetensors").write_text("x")
-    (row,) = rows(options, "cifar10-adm-ogdm-ft", scale=scale)
+    (row,) = rows(options, "cifar10-adm-ogdm-ft", scale=cpu)
     base = row.train.needs[1]
     assert base.kind == "weights" and base.command().native[:2] == ("unpack", "adm")
-    (row,) = rows(options, "cifar10-adm-ogdm-ft", scale=scale, from_scratch=True)
+    (row,) = rows(options, "cifar10-adm-ogdm-ft", scale=cpu, from_scratch=True)
     assert row.train.needs[1].kind == "train"
 
 
@@ -255,7 +279,7 @@ def test_a_packed_baseline_is_the_ema_in_the_backbones_own_format(tmp_path, back
     assert all(torch.equal(found[name], value) for name, value in weights.items())
 
 
-@pytest.mark.parametrize("file", sorted(cpu.BASELINES.glob("*")), ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", sorted(scale.SHIPPED.glob("*")), ids=lambda file: file.stem)
 def test_a_shipped_baseline_becomes_a_checkpoint_and_the_same_file_again(file, tmp_path, request):
     backbone = file.stem.split("-")[1]
     home = request.getfixturevalue("patched")("edm").parent if backbone == "edm" else tmp_path
@@ -285,7 +309,7 @@ def test_data_made_elsewhere_is_not_taken_for_ready(options, tmp_path):
 
 def test_prepared_data_will_do_without_the_archive(options):
     def missing(backbone: str, training: bool = True) -> str:
-        return check.missing("cifar10", backbone, options.data, training)
+        return check.missing("cifar10", backbones.get(backbone), options.data, training)
 
     assert "cifar-10-python.tar.gz" in missing("edm")
     assert "prepare_data.sh cifar10" in str(data_of(options, "cifar10-adm-baseline").command())
@@ -327,7 +351,7 @@ def test_all_that_is_wrong_is_said_at_once(options):
         "--weights nowhere.pth: no such file",
         "no file absent.pt",
         "no-row is no row of Table 1",
-        "only EDM's scripts read URLs",
+        "guided-diffusion's scripts read no URLs",
         "run/setup.sh latent-diffusion fetches it",
         "church_outdoor_train_lmdb.zip",
         "download_first_stages.sh",
@@ -340,7 +364,7 @@ def test_unpatched_upstreams_full_disks_and_odd_nfes_are_said(options, monkeypat
     script.parent.mkdir(parents=True)
     script.write_text("import torch\n")
     monkeypatch.setattr(check.shutil, "disk_usage", lambda place: type("Usage", (), {"free": 5e9}))
-    found = problems(options, number=2, nfes=(12,), features="run.tables.smoke:features")
+    found = problems(options, number=2, nfes=(12,), features="run.tables.stand_in:random_features")
     assert "is not patched; run/setup.sh edm" in found
     assert re.search(r"\d+ GB are needed, 5 GB are free", found)
     assert "--nfes: heun cannot spend exactly 12" in found
@@ -353,8 +377,8 @@ def test_what_the_evaluator_would_refuse_is_said_first(options, monkeypatch, tmp
 
     assert "download Inception's weights" in found()
     assert "there is no module nosuch.nets" in found(features="nosuch.nets:x")
-    assert "give MODULE:NAME" in found(features="run.tables.smoke")
-    assert "--features" not in found(features="run.tables.smoke:features")
+    assert "give MODULE:NAME" in found(features="run.tables.stand_in")
+    assert "--features" not in found(features="run.tables.stand_in:random_features")
     assert "features" not in found(scale=get_scale("smoke"))
     assert "features" not in problems(options, scale=get_scale("cpu"))
     given = {"scale": get_scale("cpu"), "weights": __file__}
@@ -369,8 +393,8 @@ def test_what_the_evaluator_would_refuse_is_said_first(options, monkeypatch, tmp
 
 
 def test_disk_is_counted_by_the_cell_and_spared_by_prepared_sets(options, monkeypatch):
-    cells = [row for row in paper.table(3).rows if row.fid is not None]
-    sizes = [50_000 * 3 * check.SOURCES[row.dataset].size ** 2 / 1e9 for row in cells]
+    cells = [cell for cell in paper.table(3).cells if cell.fid is not None]
+    sizes = [50_000 * 3 * check.SOURCES[cell.dataset].size ** 2 / 1e9 for cell in cells]
     disk = check.disk_gb(options, rows(options, number=3))
     assert disk["samples"] == pytest.approx(sum(sizes) + max(sizes))
     monkeypatch.setattr(check.shutil, "disk_usage", lambda place: type("Usage", (), {"free": 0.0}))
@@ -445,58 +469,30 @@ def test_a_dry_run_prints_commands_and_what_stands_in_the_way(options, capsys):
 
 # ---- cost ---------------------------------------------------------------------------------------
 
-STEPS = {"train": {"none": 0.01, "euler": 0.02}, "evaluate": 0.001, "encode": 0, "decode": 0,
-         "device": "some GPU", "threads": 1, "parameters": 1, "repeats": 2, "batch": 1}  # fmt: skip
 
-
-def test_timed_steps_are_multiplied_out(options, monkeypatch, capsys):
-    names = ("cifar10-adm-baseline", "cifar10-adm-ogdm-ft")
-    options = replace(options, rows=names, engine=replace(options.engine, gpus=2))
-    first, second = Planner(options).rows()
-    times = {"cifar10-adm": STEPS}
-    seconds = cost.job_seconds(options, first.train, times)
-    assert seconds == pytest.approx(38_400_000 * 0.01 / 2)
-    assert cost.job_seconds(options, second.train, times) == pytest.approx(1_920_000 * 0.02 / 2)
-    sampling = sum(cost.job_seconds(options, job, times) for job in first.samples.values())
-    assert sampling == pytest.approx(50_000 * (25 + 20 + 15 + 10) * 0.001 / 2)
-    assert cost.job_seconds(options, first.train, {"cifar10-adm": "not timed"}) == 0
-    monkeypatch.setattr(cost.os, "cpu_count", lambda: 1)
-    slow = {"cifar10-adm": STEPS | {"device": "cpu"}}
-    assert cost.job_seconds(options, first.train, slow) == pytest.approx(2 * seconds)
-    monkeypatch.setattr(cost, "_times", lambda options, preset, projections: STEPS)
-    cost.print_plan(options, [first, second])
+def test_a_plan_counts_images_and_evaluations_once(options, capsys):
+    first, second = rows(options, "cifar10-adm-baseline", "cifar10-adm-ogdm-ft")
+    plan.print_plan(options, [first, second])
     told = capsys.readouterr().out
-    assert re.search(r"cifar10-adm-baseline +38.4M images +4 x 50,000 +3.5M +2.2 days", told)
+    assert re.search(r"cifar10-adm-baseline +38.4M images +4 x 50,000 +3.5M\n", told)
     assert re.search(r"cifar10-adm-ogdm-ft +1.92M images", told)  # the baseline is counted above
-    resources = cost.resources(options)  # from the times that --plan kept
-    assert resources(first.train)["runtime"] == round(seconds / 60 * 1.5) + 60
-    assert resources(first.train)["gpu"] == 2 and "mpi" not in resources(first.train)
+    assert "--checkpoint cifar10-adm-baseline=PATH would save the training: 38.4M images" in told
 
 
 def test_a_scheduler_is_told_about_nodes(options):
     options = replace(options, engine=replace(options.engine, gpus=16, nodes=2))
     row, ldm = rows(options, "cifar10-edm-baseline", "lsun-church-ldm-baseline")
-    told = cost.resources(options)(row.train)
+    told = plan.resources(options)(row.train)
     assert (told["gpu"], told["nodes"], told["tasks_per_node"]) == (16, 2, 8) and told["mpi"]
-    told = cost.resources(options)(ldm.samples[10])  # upstream samples latents in one process
+    told = plan.resources(options)(ldm.samples[10])  # upstream samples latents in one process
     assert (told["gpu"], told["nodes"]) == (1, 1) and "mpi" not in told
     data = next(job for job in row.chain() if job.kind == "data")
-    assert "gpu" not in cost.resources(options)(data)
-
-
-@pytest.mark.parametrize("name", ["cifar10-adm-baseline", "cifar10-edm-cond-baseline"])
-def test_the_rows_own_network_is_timed(name, patched):
-    home = {"adm": "guided-diffusion", "edm": "edm", "ldm": "latent-diffusion"}
-    folder = patched(home[PRESETS[name].backbone])
-    argv = [sys.executable, "-m", "run.tables.measure", name, folder.parent]
-    done = subprocess.run(argv, cwd=ROOT,
-                          capture_output=True, text=True)  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert '"parameters": ' in done.stdout and '"train": {}' in done.stdout
+    assert "gpu" not in plan.resources(options)(data)
+    assert plan.resources(replace(options, time_limit=90))(row.train)["runtime"] == 90
 
 
 def test_a_plan_of_a_smoke_run_counts_commands(options, capsys):
     asked = replace(options, scale=get_scale("smoke"), rows=("cifar10-adm-*",))
-    cost.print_plan(asked, Planner(asked).rows())
+    plan.print_plan(asked, Planner(asked).rows())
     jobs = chain(job for row in Planner(asked).rows() for job in row.scores.values())
     assert f"{len(jobs)} of {len(jobs)} commands left" in capsys.readouterr().out

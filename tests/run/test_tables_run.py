@@ -13,14 +13,14 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from run.launch import Command
+from run.presets import PRESETS
 from run.tables import __main__ as cli
 from run.tables import worker
 from run.tables.jobs import Job, chain, fingerprint, write_plan
 from run.tables.rows import Options
 from run.tables.scale import get_scale
 from run.tables.table import failure
-from run.train.commands import Command
-from run.train.presets import PRESETS
 
 pytest.importorskip("snakemake", reason="pip install -e '.[tables]' brings snakemake")
 ROOT = Path(__file__).resolve().parents[2]
@@ -127,7 +127,7 @@ def test_a_training_that_ends_well_and_early_is_continued(tmp_path):
     flags = {"lightning.trainer.max_steps": 3}
     train = Job("a", "train", tmp_path, {}, lambda folder: Command(
         (sys.executable,), str(script), flags, cwd=str(folder)), "model.ckpt",
-        found="runs/*/checkpoints/last*.ckpt", preset=PRESETS["lsun-church-ldm-baseline"],
+        output_glob="runs/*/checkpoints/last*.ckpt", preset=PRESETS["lsun-church-ldm-baseline"],
     )  # fmt: skip
     rows = [SimpleNamespace(scores={10: train})]
     assert run(rows, tmp_path) == 1

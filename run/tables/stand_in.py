@@ -1,18 +1,22 @@
-"""Images that come with a package, in the layouts that upstreams read, and a net to compare them.
+"""Images that come with a package, in the layouts that upstreams read, and nets to compare them.
 
-python -m run.tables.digits images/ --data digits --size 8              PNG files with labels
-python -m run.tables.digits net.pt  --data digits --size 8 --classifier a small classifier
+python -m run.tables.stand_in images/ --data digits --size 8              PNG files with labels
+python -m run.tables.stand_in net.pt  --data digits --size 8 --classifier a small classifier
 """
 
+from functools import cache
 from pathlib import Path
 
 import numpy as np
+import torch
 from PIL import Image, ImageOps
+from torch import nn
 
 from ogdm_core import images as data_sets
 from ogdm_core.cli import Parser, errors_in_one_line
 from ogdm_core.files import write_json
 from run.data import write_images
+from run.evaluate.classifier import save_classifier, train_classifier
 
 
 def write_digits(folder: Path, data: str, size: int, count: int = 0, mirrored: bool = False) -> None:
@@ -55,10 +59,27 @@ class Digits:
         return {"image": self.images[i]}
 
 
+def random_features(images: torch.Tensor) -> torch.Tensor:
+    """uint8 [N, 3, H, W] -> [N, 8]: random convolutions, always the same ones, scaled so that FID has a readable
+    size. They take Inception's place in a smoke run, and say nothing about quality."""
+    with torch.no_grad():
+        return 100 * _random_network()(images.float().cpu() / 127.5 - 1)
+
+
+@cache
+def _random_network() -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Sequential(
+            nn.Conv2d(3, 16, 3, stride=2), nn.SiLU(), nn.Conv2d(16, 32, 3, stride=2), nn.SiLU(),
+            nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(128, 8),
+        ).eval()  # fmt: skip
+
+
 @errors_in_one_line()
 def main(argv: list[str] | None = None) -> None:
     """Writes the images or the classifier."""
-    p = Parser(prog="python -m run.tables.digits", description=__doc__)
+    p = Parser(prog="python -m run.tables.stand_in", description=__doc__)
     p.add_argument("output", type=Path, help="folder of the images, or file of the classifier")
     p.add_argument("--data", choices=("digits", "mnist"), default="digits")
     p.add_argument("--size", type=int, default=32, help="side in pixels (default: %(default)s)")
@@ -69,8 +90,6 @@ def main(argv: list[str] | None = None) -> None:
     if not args.classifier:
         write_digits(args.output, args.data, args.size, args.count, args.mirrored)
         return
-    from run.evaluate.classifier import save_classifier, train_classifier
-
     net, accuracy = train_classifier(data_sets.load(args.data, args.size))
     save_classifier(args.output, net, accuracy)
     print(f"{args.output}: classifies {accuracy:.1%} of the tenth that was held out")

@@ -1,0 +1,194 @@
+"""A backbone as run/ sees it: its folder, launcher, commands, files, data and small networks.
+
+The values and methods that a new backbone has to give are marked with "...". The others have defaults. Needs the
+standard library only, so that command lines can be checked before anything is installed.
+"""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from run.launch import Command, Engine, python_path
+from run.presets import Preset
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Flags = dict[str, Any]
+PYTHON = (sys.executable,)
+
+
+class Backbone:
+    """One native codebase."""
+
+    name: str = ...  # as in ogdm_core/NAME, and the extra that installs its packages
+    folder: str = ...  # in third_party
+    script: str = ...  # the trainer, in its folder
+    packages: tuple[str, ...] = ...  # that must be importable
+    joined = False  # flags are written --flag=value
+    in_slurm: Mapping[str, str] = {}  # variables inside a job that Snakemake started by srun as one task
+
+    # ---- files of a run
+    model: str = ...  # the name by which a finished training's weights are linked
+    weights: str = ...  # glob of those weights
+    checkpoint: str = ...  # glob of the file that a checkpoint's writing ends with
+    observed_checkpoint = ""  # the same with --ogdm, where it is another
+    samples = ""  # glob of the npz that sampling writes, where it is not samples.npz
+    checkpoint_gb: float = ...  # at the paper's size: network, EMA, two moments of Adam, and D with its own
+    reads_urls = False  # its scripts download a checkpoint that is an URL
+
+    # Flags that say where, or over how many processes, and nothing about the result; not in a job's key.
+    not_in_key: frozenset[str] = ...
+    trainer_has_seed = True
+    mirrors = False  # it mirrors images at random in training, so mirrored ones are real, too
+    samples_in_one_process = False
+
+    # ---- commands ---------------------------------------------------------------------------------
+
+    def home(self, third_party: Path) -> Path:
+        """The codebase's folder."""
+        return third_party / self.folder
+
+    def launcher(self, engine: Engine) -> tuple[str, ...]:
+        """What starts the processes, up to the script. Its several nodes are those of the Slurm job around us."""
+        raise NotImplementedError
+
+    def command(self, engine: Engine, script: str, flags: Mapping[str, Any], out: Path | None = None) -> Command:
+        """A script of the codebase under its own launcher, in its folder."""
+        home = self.home(engine.third_party)
+        env = {"PYTHONPATH": python_path(home)}
+        if engine.threads:
+            env["OMP_NUM_THREADS"] = str(engine.threads)
+        return Command(self.launcher(engine), script, flags, str(home), env | self.environment(out), self.joined)
+
+    def environment(self, out: Path | None) -> dict[str, str]:
+        """Variables of its own; `out` is the folder of the results."""
+        return {}
+
+    def train(
+        self, preset: Preset, data: str, out: Path, init: str = "", seed: int | None = None,
+        engine: Engine | None = None, more: Mapping[str, Any] | None = None,
+    ) -> Command:  # fmt: skip
+        """Trains a row of Table 5 into the folder `out`; flags in `more` replace its own."""
+        engine = engine or Engine()
+        if problems := engine.check(preset):
+            raise ValueError(problems[0])
+        flags = self.training(preset, engine, data, out, init, seed)
+        if preset.ogdm:  # what Table 5 says of the method; the rest are defaults, which a recipe may change
+            flags |= self.switch_on() | self.ogdm(projection=preset.projection, k=preset.k, gamma=preset.gamma)
+        return self.command(engine, self.script, flags | dict(more or {}), out)
+
+    def training(self, preset: Preset, engine: Engine, data: str, out: Path, init: str, seed: int | None) -> Flags:
+        """The trainer's flags for a row of Table 5, without OGDM's."""
+        raise NotImplementedError
+
+    def switch_on(self) -> Flags:
+        """The flags that turn OGDM on."""
+        return {"--ogdm": "True"}
+
+    def ogdm(self, **settings: Any) -> Flags:
+        """OGDM's settings in the backbone's own spelling."""
+        return {f"--ogdm-{name.replace('_', '-')}": str(value) for name, value in settings.items()}
+
+    def sample(
+        self, preset: Preset, model: str, out: Path, sampler: str, nfe: int, images: int = 50_000,
+        seed: int = 0, engine: Engine | None = None, more: Mapping[str, Any] | None = None,
+    ) -> Command:  # fmt: skip
+        """Samples a row's weights as Table 6 does, into the folder `out`."""
+        script, flags = self.sampling(preset, model, out, sampler, nfe, images, seed)
+        return self.command(self.sampling_engine(engine or Engine()), script, flags | dict(more or {}), out)
+
+    def sampling_engine(self, engine: Engine) -> Engine:
+        """The processes that sample."""
+        return replace(engine, gpus=1, nodes=1) if self.samples_in_one_process else engine
+
+    def sampling(
+        self, preset: Preset, model: str, out: Path, sampler: str, nfe: int, images: int, seed: int
+    ) -> tuple[str, Flags]:
+        """The sampling script and its flags."""
+        raise NotImplementedError
+
+    def resumed(self, command: Command, folder: Path) -> Command | None:
+        """A training's command from the last checkpoint in its folder, by native means; None if it is finished."""
+        raise NotImplementedError
+
+    def steps_left(self, command: Command, folder: Path) -> int:
+        """Steps that a training has not done though it ended well."""
+        return 0
+
+    def export(self, argv: list[str]) -> int:
+        """Writes a trained model for untouched upstream code, where its own checkpoints are not that already."""
+        raise ValueError(f"{self.name}'s checkpoints load in untouched upstream code as they are")
+
+    # ---- what can be wrong before anything starts ---------------------------------------------------
+
+    def not_ready(self, third_party: Path) -> str:
+        """Why the codebase cannot be used, and what to do; empty if it can."""
+        script = self.home(third_party) / self.script
+        if not script.is_file():
+            return f"{self.name}: there is no {script}; run/setup.sh {self.folder} fetches it"
+        if "ogdm_core" not in script.read_text():
+            return f"{self.name}: {self.home(third_party)} is not patched; run/setup.sh {self.folder} does that"
+        return ""
+
+    def check_training(self, preset: Preset, data: str, seed: int | None, engine: Engine) -> None:
+        """Raises ValueError for flags of run/train.sh that this trainer cannot follow."""
+        if not data:
+            raise ValueError("--data: give the images to train on (run/prepare_data.sh makes them)")
+        if seed is not None and not self.trainer_has_seed:
+            raise ValueError(f"--seed: {self.folder}'s trainer has none; leave it out")
+
+    def check_sampling(self, sampler: str) -> None:
+        """Raises ValueError for a sampler that the sampling script lacks."""
+
+    def check_checkpoint(self, path: str) -> str:
+        """What is wrong with a file that somebody gives as this backbone's checkpoint; empty if nothing is."""
+        return ""
+
+    def missing_weights(self, preset: Preset, third_party: Path) -> str:
+        """What a training needs beside its data and is not there; empty if nothing is."""
+        return ""
+
+    def checkpoints_kept(self, preset: Preset) -> int:
+        """How many checkpoints a training leaves."""
+        raise NotImplementedError
+
+    # ---- data -------------------------------------------------------------------------------------
+
+    def archive(self, name: str) -> str:
+        """The file that it trains on, for images called `name`; empty if it reads the folder of images."""
+        return ""
+
+    def convert(self, images: Path, archive: Path, engine: Engine) -> Command:
+        """Makes that file."""
+        raise NotImplementedError
+
+    # ---- small networks for the tables' CPU scales, and their shipped baselines -----------------------
+
+    small_images: Mapping[str, tuple[int, int]] = ...  # scale -> (batch, images): smoke, cpu (a baseline's)
+
+    def small_training(self, scale: str, preset: Preset, init: str, size: int, rate: str) -> Flags:
+        """Flags that replace the preset's, for images of this size."""
+        raise NotImplementedError
+
+    def small_sampling(self, scale: str, size: int, images: int) -> Flags:
+        """The same for sampling."""
+        raise NotImplementedError
+
+    def stand_in_folder(self, folder: Path) -> Flags:
+        """Flags that name the folder of a stand-in's images, where `training` does not."""
+        return {}
+
+    def config_files(self, flags: Mapping[str, Any]) -> list[str]:
+        """Files of this repository among the flags' values, whose content a result depends on."""
+        return []
+
+    def pack(self, checkpoint: Path, third_party: Path) -> tuple[dict[str, "Tensor"], dict[str, str]]:
+        """The weights that a fine-tune starts from, and texts to keep beside them."""
+        raise NotImplementedError
+
+    def unpack(self, state: dict[str, "Tensor"], kept: dict[str, str], checkpoint: Path, third_party: Path) -> None:
+        """Writes them back as the backbone's own kind of checkpoint."""
+        raise NotImplementedError
