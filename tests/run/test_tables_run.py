@@ -181,8 +181,8 @@ def test_the_newest_match_becomes_the_output_and_single_images_go(tmp_path):
 def start(tmp_path: Path, script: str) -> subprocess.Popen:
     """A run of one training in a process of its own, once its command runs."""
     code = (
-        "import sys; from pathlib import Path; sys.path.insert(0, 'tests')\n"
-        "from test_tables_run import job, run, SimpleNamespace\n"
+        "import sys; from pathlib import Path; \n"
+        "from tests.run.test_tables_run import job, run, SimpleNamespace\n"
         f"train = job(Path(sys.argv[1]), 'a.train', script={script!r})\n"
         "sys.exit(run([SimpleNamespace(scores={10: train})], Path(sys.argv[1])))\n"
     )
