@@ -28,17 +28,6 @@ class Recorder:
         return self.output
 
 
-def rows_of(values: Any, rows: Tensor | None) -> Any:
-    """The given rows of every tensor in `values`, a tensor, dict or list; all of them if None."""
-    if rows is None or values is None:
-        return values
-    if isinstance(values, dict):
-        return {name: rows_of(value, rows) for name, value in values.items()}
-    if isinstance(values, list | tuple):
-        return [rows_of(value, rows) for value in values]
-    return values[rows]
-
-
 def lr_scale(optimizer: torch.optim.Optimizer) -> float:
     """The optimiser's present learning rate over the one it was built with; D's follows it."""
     group = optimizer.param_groups[0]

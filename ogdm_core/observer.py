@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from . import distributed
 from .checkpoints import differences, format_differences
@@ -27,7 +28,7 @@ from .discriminator import KINDS
 from .losses import emission_loss, fake_loss, r1_penalty, real_loss
 from .random import replayed, seed_of, torch_state
 from .schedule import Schedule, expand
-from .solvers import EpsFn, project
+from .solvers import ConditionalEpsFn, project, step, under
 
 STATE_VERSION = 1
 Condition = tuple[Tensor, Tensor, Tensor | None]  # unit t, unit s, label
@@ -96,7 +97,8 @@ class Observer:
         x_t: Tensor,
         t: Tensor,
         eps_t: Tensor,
-        eps_fn: Callable[..., Tensor] | None = None,
+        eps_fn: ConditionalEpsFn | None = None,
+        cond: Any = None,
         label: Tensor | None = None,
         s: Tensor | None = None,
         rng: list[Tensor] | None = None,
@@ -106,12 +108,15 @@ class Observer:
         x_0, eps   the clean images and the unit noise behind x_t = a_t x_0 + b_t eps
         x_t, t     the denoiser's input [N, C, H, W] and its time [N] in the schedule's own terms
         eps_t      the denoiser's output at (x_t, t), from the trainer's own forward pass
-        eps_fn     the denoiser as a function of (x, t), which only Heun's projection calls, once;
-                   for split a function of (x, t, rows), with the numbers of the samples in x
+        eps_fn     the denoiser as a function of (x, t), or of (x, t, cond) with a condition; only
+                   Heun's projection and split call it, once
+        cond       the denoiser's condition, whatever it is: tensors [N, ...], alone or in dicts, lists
+                   and tuples; split hands over the rows of the samples that it evaluates again
+        label      what D is conditioned on: classes [N] or one-hot [N, labels]
         s          lookahead [N]; drawn if absent
-        rng        `random.torch_state` before the trainer's forward pass; Heun's second pass then
-                   has the dropout masks of the first, since its step is one network's; split's,
-                   which has some of the samples only, has others
+        rng        `random.torch_state` before the trainer's forward pass. Heun's second pass then
+                   has the dropout masks of the first, because both evaluations belong to one step
+                   of one network. `split` evaluates a part of the batch, so its masks differ
         """
         c, schedule = self.config, self.schedule
         with torch.no_grad():
@@ -123,7 +128,7 @@ class Observer:
             unit_t = schedule.unit_time(t)
             counts, high = unit_t <= c.t_max, unit_t > c.t_split
         second = eps_fn and replayed(rng, self.device)(eps_fn)
-        fake = project(c.projection, schedule, x_t.float(), t, u, eps_t.float(), second, high & counts)
+        fake = self._project(x_t.float(), t, u, eps_t.float(), second, cond, high & counts)
         fake = schedule.whiten(fake.float(), u)
         condition = (unit_t, schedule.unit_lookahead(s), label)
         if c.fused and torch.is_grad_enabled():
@@ -139,6 +144,24 @@ class Observer:
         if c.projection == "split":
             emission = emission * torch.where(high, c.split_weight, 1.0)
         return c.gamma * emission
+
+    def _project(
+        self, x_t: Tensor, t: Tensor, u: Tensor, eps_t: Tensor, eps_fn: ConditionalEpsFn | None, cond: Any, high: Tensor
+    ) -> Tensor:
+        """f_theta(x_t) [N, ...] by the solver of the settings.
+
+        `split` is Heun's step for the samples that `high` [N] marks, which alone are evaluated
+        again, each under its own part of the condition, and Euler's step for the others.
+        """
+        if self.config.projection != "split" or eps_fn is None:
+            solver = "euler" if self.config.projection == "euler" else "heun"  # which raises without eps_fn
+            return project(solver, self.schedule, x_t, t, u, eps_t, eps_fn and under(eps_fn, cond))
+        x_u, rows = step(self.schedule, x_t, eps_t, t, u), high.nonzero()[:, 0]
+        if len(rows) == 0:
+            return x_u
+        x_t, t, u, eps_t, cond = tree_map_only(Tensor, lambda v: v[rows], (x_t, t, u, eps_t, cond))
+        heun = project("heun", self.schedule, x_t, t, u, eps_t, under(eps_fn, cond))
+        return x_u.index_copy(0, rows, heun)
 
     def _observe_fused(self, fake: Tensor, condition: Condition) -> tuple[Tensor, Tensor]:
         """One pass of D over the fakes for both updates.
@@ -226,8 +249,8 @@ class Observer:
         }
 
     def stats(self) -> dict[str, float]:
-        """Means since the last call, on this rank. Reading them is the only host sync,
-        but for split's, which looks for the samples that it evaluates again."""
+        """Means since the last call, on this rank. This is the only host synchronisation, except
+        that `split` must find the samples that it evaluates twice."""
         means = {name: float(total) / count for name, (total, count) in self._sums.items()}
         self._sums = {}
         return means | {"skipped": float(self.skipped)}
@@ -302,26 +325,29 @@ class Observer:
 
 
 def training_loss(
-    eps_fn: EpsFn,
+    eps_fn: ConditionalEpsFn,
     x_0: Tensor,
     eps: Tensor,
     t: Tensor,
     schedule: Schedule,
     observer: Observer | None = None,
     label: Tensor | None = None,
+    cond: Any = None,
 ) -> tuple[Tensor, Tensor]:
     """L_transition + gamma L_emission, and L_transition alone, for a network that predicts eps.
 
     Two scalars from one forward pass at x_t (Heun's projection takes one more):
-    L_transition = mean ||eps_theta(x_t, t) - eps||^2.
+    L_transition = mean ||eps_theta(x_t, t) - eps||^2. `label` and `cond` are as in `Observer.observe`.
     """
     x_t = schedule.diffuse(x_0, eps, t)
     rng = torch_state(x_t.device)
-    eps_t = eps_fn(x_t, t)
+    eps_t = under(eps_fn, cond)(x_t, t)
     transition = (eps_t - eps).square().mean()
     if observer is None:
         return transition, transition.detach()
-    emission = observer.observe(x_0=x_0, eps=eps, x_t=x_t, t=t, eps_t=eps_t, eps_fn=eps_fn, label=label, rng=rng)
+    emission = observer.observe(
+        x_0=x_0, eps=eps, x_t=x_t, t=t, eps_t=eps_t, eps_fn=eps_fn, cond=cond, label=label, rng=rng
+    )
     return transition + emission.mean(), transition.detach()
 
 

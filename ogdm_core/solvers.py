@@ -9,13 +9,20 @@ network's at t and at the Euler step's end u.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .schedule import Schedule, expand
 
-EpsFn = Callable[[Tensor, Tensor], Tensor]
+EpsFn = Callable[[Tensor, Tensor], Tensor]  # eps [N, ...] of x [N, ...] and t [N]
+ConditionalEpsFn = Callable[..., Tensor]  # eps of (x, t), or of (x, t, cond) where a condition is given
+
+
+def under(eps_fn: ConditionalEpsFn, cond: Any) -> EpsFn:
+    """The denoiser under a condition, as a function of (x, t); without a condition, eps_fn itself."""
+    return eps_fn if cond is None else lambda x, t: eps_fn(x, t, cond)
 
 
 def step(schedule: Schedule, x_t: Tensor, eps: Tensor, t: Tensor, u: Tensor) -> Tensor:
@@ -32,34 +39,20 @@ def project(
     t: Tensor,
     u: Tensor,
     eps_t: Tensor,
-    eps_fn: Callable[..., Tensor] | None = None,
-    heun: Tensor | None = None,
+    eps_fn: EpsFn | None = None,
 ) -> Tensor:
     """The projection f_theta(x_t) = Phi(x_t, t, s; theta), with u = t - s.
 
     `eps_t` is the network's answer at (x_t, t), which the trainer already has. Euler needs nothing
-    more; Heun asks `eps_fn` once, at u, and is Euler where u is the data end. "split" is Heun's
-    step for the samples that `heun` [N] marks, which alone are evaluated again, and Euler's for
-    the others; it asks eps_fn(x, t, rows) with the marked samples' numbers.
+    more; Heun asks `eps_fn` once, at u, and is Euler where u is the data end.
     """
     x_u = step(schedule, x_t, eps_t, t, u)
     if projection == "euler":
         return x_u
-    if projection not in ("heun", "split"):
-        raise ValueError(f"unknown projection {projection!r}; use euler, heun or split")
+    if projection != "heun":
+        raise ValueError(f"unknown projection {projection!r}; use euler or heun")
     if eps_fn is None:
-        raise ValueError("Heun's projection needs eps_fn, the denoiser as a function of (x, t); "
-                         "split one of (x, t, rows)")  # fmt: skip
-    if projection == "split":
-        assert heun is not None
-        rows = heun.nonzero()[:, 0]
-        if not len(rows):
-            return x_u
-        x = project(
-            "heun", schedule, x_t[rows], t[rows], u[rows], eps_t[rows],
-            lambda x, t: eps_fn(x, t, rows),
-        )  # fmt: skip
-        return x_u.index_copy(0, rows, x)
+        raise ValueError("Heun's projection needs eps_fn, the denoiser as a function of (x, t), or of (x, t, cond)")
     eps_u = eps_fn(x_u, schedule.network_time(u))
     eps_u = torch.where(expand(u == 0, x_t) > 0, eps_t, eps_u)
     return step(schedule, x_t, (eps_t + eps_u) / 2, t, u)

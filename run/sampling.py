@@ -49,7 +49,7 @@ class Model:
 
     def eps_fn(self, label: Tensor | None) -> EpsFn:
         """The network as eps(x [N, ...], t [N])."""
-        return make_eps_fn(self.unet, self.schedule, self.kind, label)
+        return make_eps_fn(self.unet, self.schedule, self.kind, {"class_labels": label})
 
     def draw(
         self, noise: Tensor, sampler: str, nfe: int, *,

@@ -15,10 +15,10 @@ from ..checkpoints import stop_if_not_finite
 from ..cli import number
 from ..distributed import average
 from ..flags import add_arguments, from_args
-from ..forward import Recorder, lr_scale, rows_of
+from ..forward import Recorder, lr_scale
 from ..observer import Observer
 from ..schedule import DiscreteVP
-from ..solvers import EpsFn
+from ..solvers import ConditionalEpsFn
 from . import data, resume
 
 Upstream: Any = object  # TrainLoop, once it is mixed in
@@ -40,22 +40,22 @@ def to_eps(diffusion, output: Tensor, x_t: Tensor, index: Tensor) -> Tensor:
     return diffusion._predict_eps_from_xstart(x_t, index, mean)
 
 
-def make_eps_fn(diffusion, model, model_kwargs: dict[str, Tensor], clip: bool = False) -> EpsFn:
+def make_eps_fn(diffusion, model, model_kwargs: dict[str, Tensor], clip: bool = False) -> ConditionalEpsFn:
     """The denoiser as eps(x [N, ...], t [N]), with t = 1..T, or between whole t.
 
-    With `clip`, eps is the one that leads to the predicted x_0 clamped to [-1, 1].
+    The condition, upstream's `model_kwargs`, may be given per call. With `clip`, eps is the one
+    that leads to the predicted x_0 clamped to [-1, 1].
     """
     # Past DDP's wrapper: the second pass of Heun's projection must not announce another backward.
     model = getattr(model, "module", model)
 
-    def eps_fn(x: Tensor, t: Tensor, rows: Tensor | None = None) -> Tensor:
-        kwargs = rows_of(model_kwargs, rows)
+    def eps_fn(x: Tensor, t: Tensor, cond: dict[str, Tensor] = model_kwargs) -> Tensor:
         index = (t - 1).long()
         if t.is_floating_point():  # upstream's wrapper looks times up in a table of whole ones
             time = (t - 1) * (1000 / diffusion.num_timesteps if diffusion.rescale_timesteps else 1)
-            output = model(x, time, **kwargs)
+            output = model(x, time, **cond)
         else:
-            output = diffusion._wrap_model(model)(x, index, **kwargs)
+            output = diffusion._wrap_model(model)(x, index, **cond)
         eps = to_eps(diffusion, output, x, index)
         if clip:
             x_0 = diffusion._predict_xstart_from_eps(x_t=x, t=index, eps=eps).clamp(-1, 1)
@@ -98,7 +98,7 @@ class ObservedDiffusion:
         losses = d.training_losses(seen, x_start, t, model_kwargs=model_kwargs, noise=noise)
         emission = self._observer.observe(
             x_0=x_start, eps=noise, x_t=seen.x, t=t + 1,
-            eps_t=to_eps(d, seen.output, seen.x, t), eps_fn=make_eps_fn(d, model, kwargs),
+            eps_t=to_eps(d, seen.output, seen.x, t), eps_fn=make_eps_fn(d, model, kwargs), cond=kwargs,
             label=kwargs.get("y"), rng=seen.rng,
         )  # fmt: skip
         return losses | {"loss": losses["loss"] + emission}

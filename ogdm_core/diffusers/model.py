@@ -1,16 +1,19 @@
-"""OGDM for any diffusers `UNet2DModel`, and our samplers for it.
+"""OGDM for diffusers' U-Nets, and our samplers for them.
 
-The scheduler's config says what the network predicts; everything here turns that into eps.
+The scheduler's config says what the network predicts; everything here turns that into eps. The
+condition is the network's further arguments by name: {"class_labels": label} for a class-conditional
+`UNet2DModel`, {"encoder_hidden_states": text} for a `UNet2DConditionModel`.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor
 
-from ..forward import Recorder, rows_of
+from ..forward import Recorder
 from ..observer import Observer
 from ..schedule import DiscreteVP, expand
-from ..solvers import EpsFn
+from ..solvers import ConditionalEpsFn
 
 
 def schedule_of(scheduler, sigma_data: float = 0.5) -> DiscreteVP:
@@ -42,12 +45,13 @@ def target_of(x_0: Tensor, eps: Tensor, t: Tensor, schedule: DiscreteVP, kind: s
     return expand(schedule.a(t), x_0) * eps - expand(schedule.b(t), x_0) * x_0
 
 
-def make_eps_fn(unet: Callable, schedule: DiscreteVP, kind: str = "epsilon", label: Tensor | None = None) -> EpsFn:
-    """The network as eps(x [N, ...], t [N]), with t = 1..T."""
+def make_eps_fn(
+    unet: Callable, schedule: DiscreteVP, kind: str = "epsilon", cond: dict[str, Any] | None = None
+) -> ConditionalEpsFn:
+    """The network as eps(x [N, ...], t [N]), with t = 1..T, under `cond`, which may be given per call."""
 
-    def eps_fn(x: Tensor, t: Tensor, rows: Tensor | None = None) -> Tensor:
-        output = unet(x, t - 1, class_labels=rows_of(label, rows)).sample
-        return to_eps(output, x, t, schedule, kind)
+    def eps_fn(x: Tensor, t: Tensor, cond: dict[str, Any] | None = cond) -> Tensor:
+        return to_eps(unet(x, t - 1, **cond or {}).sample, x, t, schedule, kind)
 
     return eps_fn
 
@@ -59,18 +63,20 @@ def training_loss(
     t: Tensor,
     schedule: DiscreteVP,
     kind: str = "epsilon",
+    cond: dict[str, Any] | None = None,
     label: Tensor | None = None,
     observer: Observer | None = None,
     x0_weight: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
     """L_transition + gamma L_emission, and L_transition alone: two scalars.
 
-    One forward pass of the network serves both terms (Heun's projection takes one more).
+    One forward pass of the network serves both terms (Heun's projection takes one more). `label` is
+    what D is conditioned on.
     An error of eps is sigma times as large in x_0. With `x0_weight` above 1, L_transition is
     weighted by sigma^2, held between 1 and this number: the loss of x_0 where sigma is in between.
     """
     x_t, network = schedule.diffuse(x_0, eps, t), Recorder(unet)
-    prediction = network(x_t, t - 1, class_labels=label).sample.float()
+    prediction = network(x_t, t - 1, **cond or {}).sample.float()
     target = target_of(x_0, eps, t, schedule, kind)
     error = (prediction - target).square()
     if x0_weight > 1:
@@ -81,7 +87,7 @@ def training_loss(
     emission = observer.observe(
         x_0=x_0, eps=eps, x_t=x_t, t=t, eps_t=to_eps(prediction, x_t, t, schedule, kind),
         # Past DDP's wrapper: a second pass must not announce another backward.
-        eps_fn=make_eps_fn(getattr(unet, "module", unet), schedule, kind, label), label=label,
+        eps_fn=make_eps_fn(getattr(unet, "module", unet), schedule, kind), cond=cond, label=label,
         rng=network.rng,
     )  # fmt: skip
     return transition + emission.mean(), transition.detach()

@@ -217,13 +217,14 @@ class Trainer:
                 mirrored = torch.rand(n, device=device) < 0.5
                 x_0 = torch.where(mirrored[:, None, None, None], x_0.flip(3), x_0)
             label = None if self.labels is None else self.labels[part].to(device)
+            cond = None if label is None else {"class_labels": label}
             t = torch.randint(1, self.schedule.T + 1, (n,), device=device)
             eps = torch.randn_like(x_0)
             last = i == a.accumulate - 1  # the one in which processes exchange their gradients
             sync = contextlib.nullcontext() if last else self.accelerator.no_sync(self.ddp)
             with sync, self.accelerator.autocast():
                 loss, transition = training_loss(
-                    self.ddp, x_0, eps, t, self.schedule, self.kind, label, self.observer,
+                    self.ddp, x_0, eps, t, self.schedule, self.kind, cond, label, self.observer,
                     a.x0_weight,
                 )  # fmt: skip
                 self.accelerator.backward(loss / a.accumulate)
@@ -280,8 +281,8 @@ class Trainer:
         """16 images [16, C, H, W] in [0, 1] of the network as it is, from the same noise always."""
         device, shape = self.accelerator.device, (16, self.images.channels, *[self.images.size] * 2)
         noise = torch.randn(shape, generator=generator_of(self.args.seed, "samples")).to(device)
-        label = torch.arange(16, device=device) % self.classes if self.classes else None
-        eps_fn = make_eps_fn(self.unet.eval(), self.schedule, self.kind, label)
+        cond = {"class_labels": torch.arange(16, device=device) % self.classes} if self.classes else None
+        eps_fn = make_eps_fn(self.unet.eval(), self.schedule, self.kind, cond)
         x = sample(eps_fn, self.schedule.prior(noise), self.schedule, sampler="euler", nfe=10)
         self.unet.train()
         return x.clamp(-1, 1) / 2 + 0.5

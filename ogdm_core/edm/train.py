@@ -20,11 +20,11 @@ from ..checkpoints import stop_if_not_finite
 from ..config import OGDMConfig
 from ..distributed import gather, print_once, rank, world
 from ..flags import click_options, from_args
-from ..forward import Recorder, lr_scale, rows_of
+from ..forward import Recorder, lr_scale
 from ..observer import Observer
 from ..random import replayed, set_torch_state, torch_state
 from ..schedule import RHO, KarrasVE, expand
-from ..solvers import EpsFn
+from ..solvers import ConditionalEpsFn
 from ..trust import trust_option
 from .resume import SkipFirst, check, checkpoint, load_state, newest
 
@@ -45,12 +45,15 @@ def to_eps(denoised: Tensor, x_t: Tensor, sigma: Tensor) -> Tensor:
     return (x_t - denoised.to(x_t.dtype)) / expand(sigma, x_t)
 
 
-def make_eps_fn(net, labels: Tensor | None = None, **kwargs) -> EpsFn:
-    """The denoiser as eps(x [N, C, H, W], sigma [N])."""
+def make_eps_fn(net, labels: Tensor | None = None) -> ConditionalEpsFn:
+    """The denoiser as eps(x [N, C, H, W], sigma [N]).
 
-    def eps_fn(x: Tensor, sigma: Tensor, rows: Tensor | None = None) -> Tensor:
-        denoised = net(x, sigma, rows_of(labels, rows), **rows_of(kwargs, rows))
-        return to_eps(denoised, x, sigma)
+    The condition, the network's further arguments by name, may be given per call.
+    """
+    plain = {"class_labels": labels}
+
+    def eps_fn(x: Tensor, sigma: Tensor, cond: dict[str, Any] = plain) -> Tensor:
+        return to_eps(net(x, sigma, **cond), x, sigma)
 
     return eps_fn
 
@@ -129,19 +132,20 @@ class Session:
         by C H W gamma L_emission, the weight that gamma has beside a mean over pixels."""
         y, seen = self.loss_fn.y, self.loss_fn.seen
         sigma, labels = seen.args
-        drop = self.observer.config.augment_labels == "drop"
-        drop &= seen.kwargs.get("augment_labels") is not None
+        cond = {"class_labels": labels, **seen.kwargs}
+        drop = self.observer.config.augment_labels == "drop" and cond.get("augment_labels") is not None
         # The bare network, not its DDP wrapper: one wrapped pass arms DDP, which averages a
         # parameter's gradient once it is complete, after all passes; another would only broadcast
         # the buffers again.
-        eps_fn = make_eps_fn(self.net, labels, **({} if drop else seen.kwargs))
+        eps_fn = make_eps_fn(self.net)
         eps_t = to_eps(seen.output, seen.x, sigma)
         if drop:
+            del cond["augment_labels"]
             with replayed(seen.rng, self.device):
-                eps_t = eps_fn(seen.x, sigma.flatten())
+                eps_t = eps_fn(seen.x, sigma.flatten(), cond)
         emission = self.observer.observe(
             x_0=y, eps=to_eps(y, seen.x, sigma), x_t=seen.x, t=sigma.flatten(), eps_t=eps_t,
-            eps_fn=eps_fn, label=labels if self.net.label_dim else None, rng=seen.rng,
+            eps_fn=eps_fn, cond=cond, label=labels if self.net.label_dim else None, rng=seen.rng,
         )  # fmt: skip
         return loss + expand(emission, loss)
 

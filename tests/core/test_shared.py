@@ -11,7 +11,7 @@ import torch
 from ogdm_core import DiscreteVP, Observer, OGDMConfig, fewstep, sealed
 from ogdm_core.adm.resume import ReplayableData
 from ogdm_core.diffusers import model
-from ogdm_core.forward import Recorder, lr_scale, rows_of
+from ogdm_core.forward import Recorder, lr_scale
 from ogdm_core.random import global_state, set_global_state
 
 
@@ -100,24 +100,18 @@ def test_heuns_second_pass_of_a_diffusers_model_has_the_dropout_of_the_first():
     assert len(masks) == 2 and torch.equal(*masks)
 
 
-def test_some_rows_of_a_condition_whatever_holds_it():
-    a, rows = torch.arange(6).reshape(3, 2), torch.tensor([2, 0])
-    picked = rows_of({"y": a, "c": [a, None]}, rows)
-    assert torch.equal(picked["y"], a[rows]) and torch.equal(picked["c"][0], a[rows])
-    assert picked["c"][1] is None and rows_of(a, None) is a
-
-
-def test_split_evaluates_a_diffusers_model_again_at_the_labels_of_the_noisy_samples():
+@pytest.mark.parametrize("argument", ["class_labels", "encoder_hidden_states"])
+def test_split_evaluates_a_diffusers_model_again_under_the_condition_of_the_noisy_samples(argument):
     seen = []
 
-    def unet(x, t, class_labels=None):
-        seen.append((len(x), class_labels.tolist()))
+    def unet(x, t, **given):
+        seen.append((len(x), given[argument].tolist()))
         return argparse.Namespace(sample=x)
 
     schedule = DiscreteVP.linear()
-    observer = Observer(OGDMConfig(projection="split", d_width=0.02), schedule, 1, 8, labels=9)
-    x, t, label = torch.randn(3, 1, 8, 8), torch.tensor([700, 300, 800]), torch.tensor([4, 5, 6])
-    model.training_loss(unet, x, torch.randn_like(x), t, schedule, label=label, observer=observer)
+    observer = Observer(OGDMConfig(projection="split", d_width=0.02), schedule, 1, 8)
+    x, t, cond = torch.randn(3, 1, 8, 8), torch.tensor([700, 300, 800]), torch.tensor([4, 5, 6])
+    model.training_loss(unet, x, torch.randn_like(x), t, schedule, cond={argument: cond}, observer=observer)
     assert seen == [(3, [4, 5, 6]), (2, [4, 6])]
 
 

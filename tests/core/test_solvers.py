@@ -122,7 +122,7 @@ def test_gradients_reach_the_network_through_every_eps(kind, projection):
 
 def test_unknown_projections_and_missing_networks_are_explained():
     schedule, x_0, eps, t, u = diffused("vp", torch.float32, n=8)
-    with pytest.raises(ValueError, match="unknown projection 'rk4'.*euler, heun or split"):
+    with pytest.raises(ValueError, match="unknown projection 'rk4'.*euler or heun"):
         project("rk4", schedule, x_0, t, u, eps)
     with pytest.raises(ValueError, match="Heun's projection needs eps_fn"):
         project("heun", schedule, x_0, t, u, eps)
@@ -135,23 +135,3 @@ def test_neighbouring_levels_lose_no_digits_to_their_difference():
     eps = torch.ones(1, 1)
     exact = step(schedule, 0 * eps.double(), eps.double(), t, u)
     torch.testing.assert_close(step(schedule, 0 * eps, eps, t, u).double(), exact, rtol=3e-7, atol=0)
-
-
-@pytest.mark.parametrize("kind", SCHEDULES)
-def test_split_is_heuns_step_for_the_marked_samples_and_asks_for_them_alone(kind):
-    schedule, x_0, eps, t, u = diffused(kind, torch.float64, n=20)
-    x_t, net = schedule.diffuse(x_0, eps, t), lambda x, t: x * t[:, None].double().sin()
-    marked, asked = torch.arange(20) % 3 == 1, []
-
-    def eps_fn(x, t, rows=None):
-        asked.append(rows.tolist())
-        return net(x, t)
-
-    split = project("split", schedule, x_t, t, u, net(x_t, t), eps_fn, marked)
-    assert asked == [marked.nonzero()[:, 0].tolist()]
-    for projection, rows in (("heun", marked), ("euler", ~marked)):
-        whole = project(projection, schedule, x_t, t, u, net(x_t, t), net)
-        torch.testing.assert_close(split[rows], whole[rows])
-    nobody = project("split", schedule, x_t, t, u, net(x_t, t), eps_fn, marked & ~marked)
-    assert len(asked) == 1
-    torch.testing.assert_close(nobody, project("euler", schedule, x_t, t, u, net(x_t, t)))

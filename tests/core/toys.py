@@ -74,7 +74,7 @@ class TinyNet(nn.Module):
         self.calls = 0
         self.times = []
 
-    def forward(self, x, t, rows=None):
+    def forward(self, x, t):
         self.calls += 1
         self.times.append(t.detach().clone())
         y = torch.nn.functional.conv2d(x, self.weight.to(x.dtype), padding=1)
