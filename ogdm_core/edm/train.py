@@ -75,19 +75,41 @@ def training_kwargs(opts: dict[str, Any], options: dict[str, Any]) -> dict[str, 
 
 
 class RecordedLoss:
-    """Upstream's loss function, with the network's pass and the augmented images y recorded.
+    """Upstream's loss function, which also observes the network's pass and the augmented images y.
 
-    Pickles as the loss function itself, so a snapshot holds nothing of ours.
+    emission   gamma L_emission [N, 1, 1, 1] of the last call. Upstream sums its loss [N, C, H, W]
+               over pixels, so that an image's loss grows by C H W gamma L_emission, the weight
+               that gamma has beside a mean over pixels
+
+    Pickles as upstream's loss function itself, so a snapshot holds nothing of ours.
     """
 
-    def __init__(self, loss_fn: Callable[..., Tensor]):
-        self.loss_fn = loss_fn
+    emission: Tensor
+
+    def __init__(self, loss_fn: Callable[..., Tensor], net, observer: Observer):
+        self.loss_fn, self.net, self.observer = loss_fn, net, observer
 
     def __call__(self, net, images, labels=None, augment_pipe=None) -> Tensor:
         network, pipe = Recorder(net), augment_pipe and Recorder(augment_pipe)
         loss = self.loss_fn(net=network, images=images, labels=labels, augment_pipe=pipe)
-        self.y, self.seen = pipe.output[0] if pipe else images, network
+        self.emission = expand(self._observe(network, pipe.output[0] if pipe else images), loss)
         return loss
+
+    def _observe(self, seen: Recorder, y: Tensor) -> Tensor:
+        """gamma L_emission [N] of the recorded pass."""
+        sigma, labels = seen.args
+        cond = {"class_labels": labels, **seen.kwargs}
+        # The bare network, not its DDP wrapper: one wrapped pass arms DDP, which averages a
+        # parameter's gradient once it is complete, after all passes; another would only broadcast
+        # the buffers again.
+        eps_fn, eps_t = make_eps_fn(self.net), to_eps(seen.output, seen.x, sigma)
+        if self.observer.config.augment_labels == "drop" and cond.pop("augment_labels", None) is not None:
+            with replayed(seen.rng, seen.x.device):
+                eps_t = eps_fn(seen.x, sigma.flatten(), cond)
+        return self.observer.observe(
+            x_0=y, eps=to_eps(y, seen.x, sigma), x_t=seen.x, t=sigma.flatten(), eps_t=eps_t,
+            eps_fn=eps_fn, cond=cond, label=labels if self.net.label_dim else None, rng=seen.rng,
+        )  # fmt: skip
 
     def __reduce__(self):
         return self.loss_fn.__reduce__()
@@ -102,11 +124,11 @@ class Session:
     ):  # fmt: skip
         self.net, self.optimizer, self.seed, self.fine_tuned = net, optimizer, seed, fine_tuned
         self.device = next(net.parameters()).device
-        self.loss_fn = RecordedLoss(loss_fn)
         self.observer = Observer(
             config, schedule_of(net), net.img_channels, net.img_resolution,
             labels=net.label_dim, device=self.device,
         )  # fmt: skip
+        self.loss_fn = RecordedLoss(loss_fn, net, self.observer)
         self.last: dict[str, float] = {}
         self._checked = (0, 0)  # D's steps and skipped steps at the last tick
 
@@ -127,28 +149,6 @@ class Session:
         self._checked = self.observer.steps, int(self.observer.skipped)
         return state["nimg"], state["tick"] + 1
 
-    def add_emission(self, loss: Tensor) -> Tensor:
-        """loss [N, C, H, W] + gamma L_emission: upstream sums over pixels, so an image's loss grows
-        by C H W gamma L_emission, the weight that gamma has beside a mean over pixels."""
-        y, seen = self.loss_fn.y, self.loss_fn.seen
-        sigma, labels = seen.args
-        cond = {"class_labels": labels, **seen.kwargs}
-        drop = self.observer.config.augment_labels == "drop" and cond.get("augment_labels") is not None
-        # The bare network, not its DDP wrapper: one wrapped pass arms DDP, which averages a
-        # parameter's gradient once it is complete, after all passes; another would only broadcast
-        # the buffers again.
-        eps_fn = make_eps_fn(self.net)
-        eps_t = to_eps(seen.output, seen.x, sigma)
-        if drop:
-            del cond["augment_labels"]
-            with replayed(seen.rng, self.device):
-                eps_t = eps_fn(seen.x, sigma.flatten(), cond)
-        emission = self.observer.observe(
-            x_0=y, eps=to_eps(y, seen.x, sigma), x_t=seen.x, t=sigma.flatten(), eps_t=eps_t,
-            eps_fn=eps_fn, cond=cond, label=labels if self.net.label_dim else None, rng=seen.rng,
-        )  # fmt: skip
-        return loss + expand(emission, loss)
-
     def step(self) -> None:
         """D's step, at a rate that follows upstream's ramp-up.
 
@@ -166,7 +166,8 @@ class Session:
         return [f"{name} {value:<7.4g}" for name, value in self.last.items()]
 
     def check(self, run_dir: str | None, nimg: int) -> None:
-        """Ends a run that diverged, before anything is saved; breaks the seal of what may be.
+        """Stops a diverged run before it saves. Deletes our state file of this step, because upstream
+        may overwrite the files that it vouches for.
 
         Upstream sets gradients that are not finite to zero, so that its weights stay finite: a run
         is lost as well if D had no finite gradient in half of the steps since the last tick.

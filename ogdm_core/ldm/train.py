@@ -15,6 +15,7 @@ Upstream counts a network's time from 0, the paper from 1: t = index + 1.
 import functools
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -80,8 +81,6 @@ class ObservedModel(Upstream):
     The other parameters are upstream's.
     """
 
-    apply_model: Any
-
     def __init__(self, *args: Any, ogdm: dict[str, Any] | None = None, **kwargs: Any):
         config = OGDMConfig.from_mapping(ogdm or {}, "ldm")
         first_stage = kwargs.get("first_stage_config") or {}
@@ -89,7 +88,6 @@ class ObservedModel(Upstream):
         super().__init__(*args, **kwargs)
         self.ogdm = config
         self.observer: Any = None  # an Observer from `setup` on
-        self._label: Tensor | None = None
 
     def setup(self, stage: str) -> None:
         """Builds the observer, when the process group and the device are known."""
@@ -123,12 +121,12 @@ class ObservedModel(Upstream):
         self._missing = list(result.missing_keys)
         return result
 
-    def training_step(self, batch: dict, batch_idx: int) -> Tensor:
-        """Upstream's; the class labels, which its loss does not see, are kept for D."""
-        self._label = batch[self.cond_stage_model.key] if classes_of(self) else None
-        return super().training_step(batch, batch_idx)
+    def shared_step(self, batch: dict, **kwargs: Any) -> tuple[Tensor, dict]:
+        """Upstream's; hands the class labels, which its loss does not see, on to `p_losses`."""
+        x, c = self.get_input(batch, self.first_stage_key)
+        return self(x, c, label=batch[self.cond_stage_model.key] if classes_of(self) else None)
 
-    def p_losses(self, x_start: Tensor, cond, t: Tensor, noise: Tensor | None = None):
+    def p_losses(self, x_start: Tensor, cond, t: Tensor, noise: Tensor | None = None, label: Tensor | None = None):
         """Upstream's loss and, in training, gamma L_emission of the same forward pass.
 
         x_start [N, C, H, W], t [N] counted from 0. The noise is drawn as upstream draws it.
@@ -137,15 +135,12 @@ class ObservedModel(Upstream):
         if not (self.training and torch.is_grad_enabled() and self.observer is not None):
             return super().p_losses(x_start, cond, t, noise)
         seen = Recorder(self.apply_model)
-        self.apply_model = seen  # upstream's loss calls it once
-        try:
+        with patch.object(self, "apply_model", seen):  # upstream's loss calls it once
             loss, loss_dict = super().p_losses(x_start, cond, t, noise)
-        finally:
-            del self.apply_model
         emission = self.observer.observe(
             x_0=x_start, eps=noise, x_t=seen.x, t=t + 1,
             eps_t=to_eps(self, seen.output, seen.x, t), eps_fn=make_eps_fn(self), cond=cond,
-            label=self._label, rng=seen.rng,
+            label=label, rng=seen.rng,
         )  # fmt: skip
         return loss + emission.mean(), loss_dict
 

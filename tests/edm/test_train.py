@@ -58,6 +58,20 @@ def batch():
     return torch.rand(4, 1, 8, 8), torch.eye(3)[[0, 1, 2, 0]]
 
 
+def observe_without_a_trace(net, loss_fn, images, labels):
+    """The loss and the dropout masks of all passes; the trainer's own noise must not change."""
+    masks = []
+    net.drop.register_forward_hook(lambda module, x, y: masks.append(y == 0))
+    start = torch.get_rng_state()
+    loss_fn.loss_fn(net, images, labels, flip)
+    after = torch.get_rng_state()
+    net.calls.clear(), masks.clear()
+    torch.set_rng_state(start)
+    loss = loss_fn(net, images, labels, flip)
+    assert torch.equal(torch.get_rng_state(), after)
+    return loss, masks
+
+
 def test_projection_sees_what_the_loss_saw(monkeypatch):
     session, net, loss_fn = observed()
     images, labels = batch()
@@ -70,7 +84,6 @@ def test_projection_sees_what_the_loss_saw(monkeypatch):
 
     monkeypatch.setattr(session.observer, "observe", observe)
     loss = loss_fn(net=net, images=images, labels=labels, augment_pipe=flip)
-    session.add_emission(loss)
     inner = loss_fn.loss_fn
     x_t, sigma, _, augment_labels = net.calls[0]
     assert len(net.calls) == 1, "Euler's projection evaluates nothing"
@@ -87,12 +100,7 @@ def test_projection_sees_what_the_loss_saw(monkeypatch):
 @pytest.mark.parametrize(("projection", "more"), [("euler", 1), ("heun", 2)])
 def test_dropped_augmentation_labels_cost_one_more_evaluation(projection, more):
     session, net, loss_fn = observed(projection, augment_labels="drop")
-    masks = []
-    net.drop.register_forward_hook(lambda module, x, y: masks.append(y == 0))
-    loss = loss_fn(net, *batch(), augment_pipe=flip)
-    before = torch.get_rng_state()
-    session.add_emission(loss)
-    assert torch.equal(torch.get_rng_state(), before)
+    _, masks = observe_without_a_trace(net, loss_fn, *batch())
     first, *others = net.calls
     assert len(others) == more and all(call[3] is None for call in others)
     assert torch.equal(others[0][0], first[0]) and torch.equal(masks[0], masks[1])
@@ -101,14 +109,14 @@ def test_dropped_augmentation_labels_cost_one_more_evaluation(projection, more):
 def test_without_augmentation_there_is_no_label_to_drop():
     session, net, loss_fn = observed(augment_labels="drop")
     images, labels = batch()
-    session.add_emission(loss_fn(net=net, images=images, labels=labels))
+    loss_fn(net=net, images=images, labels=labels)
     assert len(net.calls) == 1
 
 
 def test_emission_is_added_to_every_pixel_with_weight_gamma():
     session, net, loss_fn = observed(gamma=0.1)
     loss = loss_fn(net, *batch(), augment_pipe=flip)
-    more = session.add_emission(loss).sum((1, 2, 3)) - loss.sum((1, 2, 3))
+    more = (loss + loss_fn.emission).sum((1, 2, 3)) - loss.sum((1, 2, 3))
     session.step()
     emission = session.observer.per_sample["emission"]
     assert torch.allclose(more, 0.1 * 1 * 8 * 8 * emission, rtol=1e-3)
@@ -117,18 +125,13 @@ def test_emission_is_added_to_every_pixel_with_weight_gamma():
 def test_heun_asks_the_network_once_more_with_the_same_labels_and_dropout():
     session, net, loss_fn = observed("heun")
     images, labels = batch()
-    masks = []
-    net.drop.register_forward_hook(lambda module, x, y: masks.append(y == 0))
-    loss = loss_fn(net=net, images=images, labels=labels, augment_pipe=flip)
-    before = torch.get_rng_state()
-    total = session.add_emission(loss)
-    assert torch.equal(torch.get_rng_state(), before), "the trainer's own noise must not change"
+    loss, masks = observe_without_a_trace(net, loss_fn, images, labels)
     (_, sigma, *_), (_, u, class_labels, augment_labels) = net.calls
     assert torch.equal(masks[0], masks[1]) and masks[0].any()
     assert torch.equal(class_labels, labels)
     assert torch.equal(augment_labels, flip(images)[1])
     assert (u < sigma.flatten()).all()
-    total.sum().backward()
+    (loss + loss_fn.emission).sum().backward()
     assert net.conv.weight.grad.isfinite().all()
 
 
@@ -136,7 +139,7 @@ def test_split_asks_the_network_again_with_the_labels_of_the_noisy_images():
     session, net, loss_fn = observed("split", t_split=0.42)
     images, labels = batch()
     loss = loss_fn(net=net, images=images, labels=labels, augment_pipe=flip)
-    session.add_emission(loss).sum().backward()
+    (loss + loss_fn.emission).sum().backward()
     (_, sigma, *_), (x, _, class_labels, augment_labels) = net.calls
     high = session.observer.schedule.unit_time(sigma.flatten()) > 0.42
     assert 0 < int(high.sum()) < 4 and len(x) == int(high.sum())
@@ -150,8 +153,8 @@ def test_emission_reaches_the_network_through_both_of_heuns_evaluations():
         session, net, loss_fn = observed(projection)
         torch.manual_seed(1)
         images, labels = batch()
-        loss = loss_fn(net=net, images=images, labels=labels, augment_pipe=flip)
-        (session.add_emission(loss) - loss).sum().backward()
+        loss_fn(net=net, images=images, labels=labels, augment_pipe=flip)
+        loss_fn.emission.sum().backward()
         gradients[projection] = net.conv.weight.grad
     assert gradients["euler"].abs().max() > 0
     assert not torch.allclose(gradients["euler"], gradients["heun"], rtol=1e-2)
@@ -170,7 +173,7 @@ def test_ds_rate_follows_upstreams_ramp_up():
     for scale in (0.0, 0.25, 1.0):
         for group in session.optimizer.param_groups:
             group["lr"] = 1e-3 * scale
-        session.add_emission(loss_fn(net, *batch(), augment_pipe=flip)).sum().backward()
+        loss_fn(net, *batch(), augment_pipe=flip)
         session.step()
         (group,) = session.observer.optimizer.param_groups
         assert group["lr"] == pytest.approx(session.observer.config.d_lr * scale)
@@ -196,7 +199,7 @@ def test_a_run_continues_at_the_next_image_of_the_shuffled_order():
 def test_a_state_file_brings_back_the_observer_and_that_the_run_is_a_fine_tune(tmp_path, fine_tuned):
     """Upstream sets the EMA's ramp-up for --transfer only, so a resumed fine-tune needs to know."""
     session, net, loss_fn = observed(fine_tuned=fine_tuned)
-    session.add_emission(loss_fn(net, *batch(), augment_pipe=flip)).sum().backward()
+    loss_fn(net, *batch(), augment_pipe=flip)
     session.step()
     torch.save({}, tmp_path / "training-state-000002.pt")  # upstream's files
     (tmp_path / "network-snapshot-000002.pkl").write_bytes(pickle.dumps({}))
