@@ -6,7 +6,8 @@ one has logit = log q_t / p_t, so its gradient is the model's error in the score
     score' = score + w grad_x logit(x_t, t)        eps' = eps - w b_t grad_x logit(x_t, t)
 
 and with w = 1 eps' is the data's own. With y = x_t / a_t, the last term is w sigma_t grad_y logit:
-y and sigma say all, so a guide knows no schedule, and the same file serves a VP and a VE model.
+y and sigma determine the input, so a guide does not depend on the schedule, and the same file serves
+a VP and a VE model.
 """
 
 import os
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from .checkpoints import read_safetensors
 from .discriminator import KINDS
 from .files import atomic_write
-from .nfe import cost_of, steps_for_nfe
+from .nfe import SAMPLERS, steps_for_nfe
 from .schedule import KarrasVE, Schedule, expand
 from .solvers import EpsFn
 
@@ -75,45 +76,37 @@ def guided(
     schedule: Schedule,
     weight: float = 1.0,
     label: Tensor | None = None,
-    turns: Iterable[str] | None = None,
+    plan: Iterable[str] | None = None,
 ) -> EpsFn:
     """eps' = eps + w * correction, as a function of (x, t) like eps_fn.
 
-    turns   what each evaluation does, in their order: "new" takes the gradient, "held" adds the
-            last one again, "off" adds nothing. Absent, every evaluation takes it. The turns of one
-            run of a sampler are `once_per_step`; they serve one run.
+    plan   what the guide does at each evaluation of one run of a sampler, such as `gradient_plan`:
+           "compute" its gradient, "reuse" the last one, or "skip". Absent, every evaluation computes it
     """
-    turns = repeat("new") if turns is None else iter(turns)
-    held: Tensor | float = 0.0
+    plan, term = repeat("compute") if plan is None else iter(plan), torch.zeros(())
 
     def eps_guided(x: Tensor, t: Tensor) -> Tensor:
-        nonlocal held
-        eps, turn = eps_fn(x, t), next(turns)
-        if turn == "off":
+        nonlocal term
+        eps, action = eps_fn(x, t), next(plan)
+        if action == "skip":
             return eps
-        if turn == "new":
-            held = weight * correction(guide, x, t, schedule, label)
-        return eps + held
+        if action == "compute":
+            term = weight * correction(guide, x, t, schedule, label)
+        return eps + term
 
     return eps_guided
 
 
-def evaluations(sampler: str, steps: int) -> list[int]:
-    """How often a sampler asks the network in each of its steps; their sum is its NFE."""
-    cost_of(sampler)  # raises for an unknown one
-    first = {"heun": [2] * (steps - 1), "s-pndm": [2], "f-pndm": [4] * 3}.get(sampler, [])
-    return first + [1] * (steps - len(first))
-
-
-def once_per_step(sampler: str, nfe: int) -> list[str]:
-    """The turns by which Table 7 counts: one gradient per step, none in the last step."""
-    *before, last = evaluations(sampler, steps_for_nfe(sampler, nfe))
-    return [turn for n in before for turn in ("new", *["held"] * (n - 1))] + ["off"] * last
+def gradient_plan(sampler: str, nfe: int) -> list[str]:
+    """The plan by which Table 7 counts: one gradient per step, none in the last step."""
+    steps = steps_for_nfe(sampler, nfe)
+    *before, last = SAMPLERS[sampler].evaluations(steps)
+    return [action for n in before for action in ("compute", *["reuse"] * (n - 1))] + ["skip"] * last
 
 
 def guided_nfe(sampler: str, nfe: int) -> int:
     """The cost with a guide, a gradient counted as one evaluation: 3N - 2 for N steps of Heun."""
-    return nfe + once_per_step(sampler, nfe).count("new")
+    return nfe + gradient_plan(sampler, nfe).count("compute")
 
 
 def save_guide(path: str | os.PathLike, guide: Guide, **notes: Any) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from ogdm_core.diffusers.model import make_eps_fn, schedule_of
 from ogdm_core.diffusers.train import load_model
 from ogdm_core.fewstep import write_npz
-from ogdm_core.guidance import Guide, guided, guided_nfe, load_guide, once_per_step
+from ogdm_core.guidance import Guide, gradient_plan, guided, guided_nfe, load_guide
 from ogdm_core.images import to_uint8
 from ogdm_core.progress import Progress
 from ogdm_core.random import generator_of
@@ -63,8 +63,8 @@ class Model:
             label = None if labels is None else labels[i : i + batch]
             eps_fn = self.eps_fn(label)
             if guide is not None:
-                turns = once_per_step(sampler, nfe)
-                eps_fn = guided(eps_fn, guide, self.schedule, weight, label, turns)
+                plan = gradient_plan(sampler, nfe)
+                eps_fn = guided(eps_fn, guide, self.schedule, weight, label, plan)
             x = sample(
                 eps_fn, self.schedule.prior(noise[i : i + batch].to(self.device)), self.schedule,
                 sampler=sampler, nfe=nfe, discretisation=discretisation,

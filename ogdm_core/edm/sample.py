@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from ..fewstep import Collection, click_options
-from ..guidance import guided, load_guide, once_per_step
+from ..guidance import gradient_plan, guided, load_guide
 from ..nfe import SAMPLERS
 from ..samplers import sample
 from ..schedule import RHO, KarrasVE
@@ -47,7 +47,6 @@ def few_steps(
     x_T = schedule.prior(latents.double())
     eps_fn = make_eps_fn(net, class_labels)
     if guide is not None:
-        turns = once_per_step(sampler, nfe)
-        d = load_guide(guide, latents.device)
-        eps_fn = guided(eps_fn, d, schedule, guide_weight, class_labels, turns)
+        d, plan = load_guide(guide, latents.device), gradient_plan(sampler, nfe)
+        eps_fn = guided(eps_fn, d, schedule, guide_weight, class_labels, plan)
     return sample(eps_fn, x_T, schedule, sampler=sampler, nfe=nfe)
