@@ -10,6 +10,7 @@ import argparse
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import Field, fields
+from functools import partial
 from typing import Any
 
 from .config import RECIPES, OGDMConfig, check, parse_bool
@@ -45,7 +46,7 @@ def from_args(
 
 def to_argv(config: OGDMConfig) -> list[str]:
     """The settings as words of a command line: ["--ogdm", "True", "--ogdm-k", "0.2", ...]."""
-    values = {_names(f)[0]: str(_plain(getattr(config, f.name))) for f in fields(config)}
+    values = {_names(f)[0]: str(getattr(config, f.name)) for f in fields(config)}
     return [word for flag in ({f"--{PREFIX}": "True"} | values).items() for word in flag]
 
 
@@ -69,7 +70,7 @@ def add_arguments(
     group.add_argument(f"--{PREFIX}-recipe", f"--{PREFIX}_recipe", choices=tuple(RECIPES), help=RECIPE_HELP)
     for f in fields(OGDMConfig):
         optional: dict[str, Any] = {"nargs": "?", "const": True} if isinstance(f.default, bool) else {}
-        typed = _typed(_parser(f), refused)
+        typed = _typed(partial(check, f), refused)
         group.add_argument(*_names(f), type=typed, **_help_of(f, plain), **optional)
 
 
@@ -80,7 +81,7 @@ def click_options(command: Callable) -> Callable:
     switch: dict[str, Any] = {"is_flag": False, "flag_value": True}  # the value may be left out
     for f in reversed(fields(OGDMConfig)):
         optional = switch if isinstance(f.default, bool) else {}
-        words, typed = _help_of(f, OGDMConfig()), _typed(_parser(f), click.BadParameter)
+        words, typed = _help_of(f, OGDMConfig()), _typed(partial(check, f), click.BadParameter)
         command = click.option(*_names(f), type=typed, **words, **optional)(command)
     recipe = [f"--{PREFIX}-recipe", f"--{PREFIX}_recipe"]
     command = click.option(*recipe, type=click.Choice(tuple(RECIPES)), help=RECIPE_HELP)(command)
@@ -94,22 +95,12 @@ def _names(f: Field) -> list[str]:
     return [f"--{PREFIX}-{f.name.replace('_', '-')}", f"--{PREFIX}_{f.name}"]
 
 
-def _plain(value: Any) -> Any:
-    return ",".join(map(str, value)) if isinstance(value, tuple) else value
-
-
 def _help_of(f: Field, plain: OGDMConfig) -> dict[str, Any]:
     """A flag's metavar and help text, for argparse and click alike."""
-    kind = "B1,B2" if isinstance(f.default, tuple) else type(f.default).__name__.upper()
-    default = _plain(getattr(plain, f.name))
     return {
-        "metavar": "|".join(f.metadata["choices"]) or kind,
-        "help": f"{f.metadata['help']} (default: {default})",
+        "metavar": "|".join(f.metadata["choices"]) or type(f.default).__name__.upper(),
+        "help": f"{f.metadata['help']} (default: {getattr(plain, f.name)})",
     }
-
-
-def _parser(f: Field) -> Callable[[Any], Any]:
-    return lambda text: _plain(check(f, text))
 
 
 def _typed(parse: Callable[[Any], Any], refused: type[Exception]) -> Callable[[Any], Any]:

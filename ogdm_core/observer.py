@@ -79,7 +79,7 @@ class Observer:
         self._shape = {"channels": channels, "size": size, "labels": labels,
                        "d_kind": config.d_kind, "d_width": config.d_width}  # fmt: skip
         distributed.broadcast(self.D.parameters())
-        self.optimizer = torch.optim.Adam(self._parameter_groups(), lr=config.d_lr, betas=config.d_betas, fused=True)
+        self.optimizer = torch.optim.Adam(self._parameter_groups(), lr=config.d_lr, fused=True)
         self.steps = 0
         self.skipped = torch.zeros((), device=self.device)
         self.per_sample: dict[str, Tensor] = {}
@@ -299,7 +299,7 @@ class Observer:
         multiples = [group["multiple"] for group in self.optimizer.param_groups]
         self.optimizer.load_state_dict(state["optimizer"])
         for group, multiple in zip(self.optimizer.param_groups, multiples, strict=True):
-            group.update(betas=self.config.d_betas, multiple=multiple)
+            group["multiple"] = multiple
         self.optimizer.zero_grad()
         self.steps = int(state["steps"])
         self.skipped.fill_(state["skipped"])

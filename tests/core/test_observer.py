@@ -487,11 +487,11 @@ def test_loading_forgets_what_was_observed_before(fused):
 def test_settings_of_the_run_win_over_those_of_the_state():
     net, first = TinyNet(), make_observer()
     run(first, net, 1)
-    second = make_observer(d_lr=1e-4, d_betas=(0.5, 0.9))
+    second = make_observer(d_lr=1e-4)
     second.load_state_dict(saved(first))
     run(second, net, 1)
     (group,) = second.optimizer.param_groups
-    assert (group["lr"], tuple(group["betas"])) == (1e-4, (0.5, 0.9))
+    assert group["lr"] == 1e-4
 
 
 @pytest.mark.parametrize("state", [{}, None, {"version": 99}, {"state_dict": {}}, [1, 2]])
