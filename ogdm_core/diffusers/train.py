@@ -10,7 +10,7 @@ import os
 import shlex
 import signal
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,13 @@ from torch import Tensor
 from .. import images as data_sets
 from ..checkpoints import differences, format_differences, reading, stop_if_not_finite
 from ..config import OGDMConfig
+from ..discriminator import Discriminator
 from ..files import atomic_write, check_writable, write_json, write_text
 from ..flags import from_args
 from ..observer import Observer
 from ..progress import Progress
 from ..random import generator_of
 from ..samplers import sample
-from .cost import choose_d
 from .model import make_eps_fn, schedule_of, training_loss
 
 CHECKPOINT = "checkpoint.pt"
@@ -77,6 +77,22 @@ def load_model(path: str) -> tuple[Any, Any]:
         UNet2DModel.from_pretrained(path, subfolder="unet"),
         DDPMScheduler.from_pretrained(path, subfolder="scheduler"),
     )
+
+
+def choose_d(config: OGDMConfig, unet: torch.nn.Module, channels: int, size: int, classes: int) -> OGDMConfig:
+    """The settings with D's kind in place of `auto`.
+
+    The paper's D where the denoiser has more parameters than it, else the light one.
+    """
+    with torch.device("meta"):  # counts parameters without memory or random numbers
+        paper = Discriminator(channels, size, classes, config.d_width)
+    larger = parameters_of(unet) > parameters_of(paper)
+    return replace(config, d_kind="paper" if larger else "light")
+
+
+def parameters_of(module: torch.nn.Module) -> int:
+    """The number of parameters."""
+    return sum(p.numel() for p in module.parameters())
 
 
 class Trainer:
@@ -137,11 +153,12 @@ class Trainer:
         self.ddp, self.optimizer = self.accelerator.prepare(self.unet, self.optimizer)
         self.observer = None
         if self.config:
-            if self.config.d_kind == "auto":
-                self.config, words = choose_d(self.config, self.unet, self.classes)
-                self.accelerator.print(words)
             shape = (self.images.channels, self.images.size, self.classes)
+            if self.config.d_kind == "auto":
+                self.config = choose_d(self.config, self.unet, *shape)
             self.observer = Observer(self.config, self.schedule, *shape, device)
+            mine, theirs = parameters_of(self.observer.D), parameters_of(self.unet)
+            self.accelerator.print(f"D: {self.config.d_kind}, {mine:,} parameters; the denoiser has {theirs:,}")
         self.step = 0
         self.history: list[dict[str, float]] = []
         self.interrupted = False

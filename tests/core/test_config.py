@@ -185,7 +185,7 @@ def test_a_bad_switch_is_explained(parse):
 def test_parsed_flags_may_be_a_dict_with_other_flags_in_it():
     assert flags.from_args({"ogdm": True, "ogdm_k": 0.3, "lr": 1}) == OGDMConfig(k=0.3)
     assert flags.from_args({"ogdm": False, "lr": 1}) is None
-    assert flags.from_args({}) is None
+    assert flags.from_args({}) == DEFAULT, "a command without --ogdm is always on"
 
 
 # ---------------------------------------------------------------- back to a command line

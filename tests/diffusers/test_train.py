@@ -20,13 +20,11 @@ from diffusers import (  # noqa: E402
     PNDMScheduler,
     UNet2DModel,
 )
-from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 from ogdm_core import Observer, OGDMConfig, sample  # noqa: E402
 from ogdm_core import images as data_sets  # noqa: E402
-from ogdm_core.diffusers import cost, train  # noqa: E402
+from ogdm_core.diffusers import train  # noqa: E402
 from ogdm_core.diffusers.__main__ import main  # noqa: E402
-from ogdm_core.diffusers.cost import choose_d  # noqa: E402
 from ogdm_core.diffusers.model import (  # noqa: E402
     make_eps_fn,
     schedule_of,
@@ -105,29 +103,13 @@ def test_ctrl_c_saves_and_the_same_command_continues(tmp_path):
     run(tmp_path / "run", *OGDM, steps=state["step"] + 1)
 
 
-@pytest.mark.parametrize(
-    ("channels", "chosen"), [([8, 8], ("light", 0.5)), ([24, 32], ("light", 1.0)),
-                             ([96, 128], ("paper", 0.25))],
-)  # fmt: skip
-def test_auto_takes_the_largest_d_that_costs_no_more_than_the_denoiser(channels, chosen):
-    unet = train.build_unet(data_sets.digits(), channels, 1, 0)
+@pytest.mark.parametrize(("channels", "width", "kind"), [(16, 1.0, "light"), (320, 1.0, "paper"), (16, 0.02, "paper")])
+def test_auto_takes_the_papers_d_for_a_denoiser_with_more_parameters(channels, width, kind):
+    unet = train.build_unet(data_sets.digits(), [channels, channels], 1, 0)
     before = torch.get_rng_state()
-    config, words = choose_d(OGDMConfig(d_kind="auto", fused=True), unet, 0)
-    assert (config.d_kind, config.d_width) == chosen
-    assert f"D: {chosen[0]}, width {chosen[1]:g}; its passes cost 0." in words
+    config = train.choose_d(OGDMConfig(d_kind="auto", d_width=width), unet, 1, 8, 0)
+    assert config == OGDMConfig(d_kind=kind, d_width=width)
     assert torch.equal(before, torch.get_rng_state())
-
-
-@pytest.mark.parametrize("fused", [False, True])
-def test_ds_cost_is_what_its_passes_take(fused):
-    config, schedule = OGDMConfig(d_kind="light", fused=fused, r1=0), schedule_of(DDPMScheduler())
-    observer, x = Observer(config, schedule, 1, 8), torch.randn(4, 1, 8, 8)
-    with FlopCounterMode(display=False) as counter:
-        t, eps_t = torch.tensor([5, 100, 500, 1000]), x.clone().requires_grad_()
-        observer.observe(x_0=x, eps=x, x_t=x, t=t, eps_t=eps_t).sum().backward()
-        observer.step(1.0)
-    expected = 4 * cost.observation_cost(config, 1, 8, 0)
-    assert counter.get_total_flops() == pytest.approx(expected, rel=0.05)
 
 
 def test_plain_ogdm_records_the_d_that_was_chosen_and_writes_to_tensorboard(tmp_path, capsys):
@@ -136,10 +118,8 @@ def test_plain_ogdm_records_the_d_that_was_chosen_and_writes_to_tensorboard(tmp_
     for steps in (1, 2):
         folder = run(tmp_path / "run", "--ogdm", "--tensorboard", steps=steps)
     said = capsys.readouterr().out
-    assert said.count("D: light, width 0.5; its passes cost") == 2 and "continuing" in said
+    assert said.count("D: light, ") == 2 and "continuing" in said
     assert json.loads((folder / "training.json").read_text())["ogdm"]["d_kind"] == "light"
-    state = torch.load(folder / train.CHECKPOINT, weights_only=True)
-    assert state["observer"]["shape"]["d_width"] == state["run"]["ogdm"]["d_width"] == 0.5
     seen = EventAccumulator(str(folder / "tensorboard")).Reload()
     assert {"transition", "emission", "d_real_acc"} <= set(seen.Tags()["scalars"])
     assert [e.step for e in seen.Scalars("d_real_acc")] == [1, 2]
