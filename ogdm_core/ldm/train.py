@@ -124,7 +124,8 @@ class ObservedModel(Upstream):
     def shared_step(self, batch: dict, **kwargs: Any) -> tuple[Tensor, dict]:
         """Upstream's; hands the class labels, which its loss does not see, on to `p_losses`."""
         x, c = self.get_input(batch, self.first_stage_key)
-        return self(x, c, label=batch[self.cond_stage_model.key] if classes_of(self) else None)
+        label = {"label": batch[self.cond_stage_model.key]} if classes_of(self) else {}
+        return self(x, c, **label)
 
     def p_losses(self, x_start: Tensor, cond, t: Tensor, noise: Tensor | None = None, label: Tensor | None = None):
         """Upstream's loss and, in training, gamma L_emission of the same forward pass.
