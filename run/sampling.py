@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ogdm_core.diffusers.model import make_eps_fn, schedule_of
-from ogdm_core.diffusers.train import load_model
+from ogdm_core.diffusers.model import load_model, make_eps_fn, schedule_of
 from ogdm_core.fewstep import write_npz
 from ogdm_core.guidance import Guide, gradient_plan, guided, guided_nfe, load_guide
 from ogdm_core.images import to_uint8

@@ -14,7 +14,6 @@ from pathlib import Path
 from ..cli import Parser, number
 from ..flags import add_arguments
 from ..images import ImageError
-from .train import Trainer
 
 
 def parser() -> argparse.ArgumentParser:
@@ -59,10 +58,12 @@ def main(argv: list[str] | None = None) -> int:
     p = parser()
     args = p.parse_args(argv)
     try:
+        from .train import Trainer  # takes seconds, and needs packages that may be missing
+
         trainer = Trainer(args)
     except ModuleNotFoundError as error:
         extra = "ldm" if error.name == "tensorboard" else "diffusers"
-        p.error(f"{error}; pip install 'ogdm[{extra}]' brings the trainer's packages")
+        p.error(f"{error}; pip install -e '.[{extra}]' in a clone brings the trainer's packages")
     except (ValueError, OSError, ImportError) as error:
         p.error(str(error))
     try:

@@ -6,6 +6,7 @@ condition is the network's further arguments by name: {"class_labels": label} fo
 """
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -14,6 +15,25 @@ from ..forward import Recorder
 from ..observer import Observer
 from ..schedule import DiscreteVP, expand
 from ..solvers import ConditionalEpsFn
+
+
+def check_model(path: str) -> None:
+    """Raises FileNotFoundError unless `path` is in diffusers' format or may be a hub name."""
+    if not Path(path).exists() and path.count("/") != 1:
+        raise FileNotFoundError(f"--model: no folder {path!r}, and it is not a hub name OWNER/NAME")
+    if Path(path).exists() and not Path(path, "unet").is_dir():
+        raise FileNotFoundError(f"--model: {path!r} has no unet/ folder; is it in diffusers' format?")
+
+
+def load_model(path: str) -> tuple[Any, Any]:
+    """(UNet2DModel, DDPMScheduler) from a diffusers folder or hub name."""
+    check_model(path)
+    from diffusers import DDPMScheduler, UNet2DModel  # images are evaluated without this package, too
+
+    return (
+        UNet2DModel.from_pretrained(path, subfolder="unet"),
+        DDPMScheduler.from_pretrained(path, subfolder="scheduler"),
+    )
 
 
 def schedule_of(scheduler, sigma_data: float = 0.5) -> DiscreteVP:

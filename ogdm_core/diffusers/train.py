@@ -1,7 +1,4 @@
-"""The training loop behind `python -m ogdm_core.diffusers`.
-
-diffusers and accelerate take seconds to import, so functions import them, after checking the flags.
-"""
+"""The training loop behind `python -m ogdm_core.diffusers`."""
 
 import argparse
 import contextlib
@@ -10,24 +7,28 @@ import os
 import shlex
 import signal
 import sys
+from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import Accelerator
+from diffusers import DDPMPipeline, DDPMScheduler, UNet2DModel
+from diffusers.training_utils import EMAModel
 from torch import Tensor
+from tqdm import tqdm
 
 from .. import images as data_sets
 from ..checkpoints import differences, format_differences, reading, stop_if_not_finite
 from ..config import OGDMConfig
 from ..discriminator import Discriminator
-from ..files import atomic_write, check_writable, write_json, write_text
+from ..files import atomic_write, check_writable, write_json
 from ..flags import from_args
 from ..observer import Observer
-from ..progress import Progress
 from ..random import generator_of
 from ..samplers import sample
-from .model import make_eps_fn, schedule_of, training_loss
+from .model import check_model, load_model, make_eps_fn, schedule_of, training_loss
 
 CHECKPOINT = "checkpoint.pt"
 EMA = 0.999
@@ -42,8 +43,6 @@ def build_unet(
     attention: int = 0, scale_shift: bool = False,
 ) -> Any:  # fmt: skip
     """A small UNet2DModel with attention in the middle, and at sizes of at most `attention`."""
-    from diffusers import UNet2DModel
-
     attends = [images.size >> level <= attention for level in range(len(channels))]
     return UNet2DModel(
         sample_size=images.size,
@@ -57,25 +56,6 @@ def build_unet(
         norm_num_groups=groups,
         attention_head_dim=8,
         num_class_embeds=classes or None,
-    )
-
-
-def check_model(path: str) -> None:
-    """Raises FileNotFoundError unless `path` is in diffusers' format or may be a hub name."""
-    if not Path(path).exists() and path.count("/") != 1:
-        raise FileNotFoundError(f"--model: no folder {path!r}, and it is not a hub name OWNER/NAME")
-    if Path(path).exists() and not Path(path, "unet").is_dir():
-        raise FileNotFoundError(f"--model: {path!r} has no unet/ folder; is it in diffusers' format?")
-
-
-def load_model(path: str) -> tuple[Any, Any]:
-    """(UNet2DModel, DDPMScheduler) from a diffusers folder or hub name."""
-    check_model(path)
-    from diffusers import DDPMScheduler, UNet2DModel
-
-    return (
-        UNet2DModel.from_pretrained(path, subfolder="unet"),
-        DDPMScheduler.from_pretrained(path, subfolder="scheduler"),
     )
 
 
@@ -104,69 +84,16 @@ class Trainer:
     def __init__(self, args: argparse.Namespace):
         self.args = args
         self.config = from_args(args, "diffusers")
+        self.step, self.interrupted = 0, False
+        self.history: list[dict[str, float]] = []
         channels = self._check_flags()
         self.images = data_sets.load(args.data, args.size)
-        if args.class_cond and not args.model and not self.images.classes:
-            raise ValueError(f"--class-cond: {args.data} has no labels")
-
-        from accelerate import Accelerator
-        from diffusers import DDPMScheduler
-        from diffusers.training_utils import EMAModel
-
-        self.accelerator = Accelerator(mixed_precision=args.mixed_precision)
-        torch.manual_seed(args.seed)
-        if args.model:
-            self.unet, self.scheduler = load_model(args.model)
-        else:
-            if self.images.size % 2 ** (len(channels) - 1):
-                raise ValueError(
-                    f"--channels: {len(channels)} levels halve {self.images.size}x"
-                    f"{self.images.size} images {len(channels) - 1} times, which does not come out "
-                    "even; give fewer, or another --size"
-                )
-            classes = self.images.classes if args.class_cond else 0
-            self.unet = build_unet(self.images, channels, args.layers, classes, args.norm_groups,
-                                   args.attention, args.scale_shift)  # fmt: skip
-            self.scheduler = DDPMScheduler(clip_sample=False)
-        have = (self.unet.config.in_channels, self.unet.config.sample_size)
-        if have != (self.images.channels, self.images.size):
-            raise ValueError(
-                f"the model wants {have[0]} channels at {have[1]}x{have[1]}, the data has "
-                f"{self.images.channels} at {self.images.size}x{self.images.size}; see --size"
-            )
-        self.classes = self.unet.config.num_class_embeds or 0
-        self.labels = self.images.labels if self.classes else None
-        if self.classes and self.labels is None:
-            raise ValueError(f"the model is class-conditional and {args.data} has no labels")
-        self.schedule = schedule_of(self.scheduler)
-        self.kind = self.scheduler.config.prediction_type
-        if args.x0_weight > 1 and self.kind != "epsilon":
-            raise ValueError(f"--x0-weight is for models that predict epsilon, not {self.kind}")
-        device = self.accelerator.device
-        self.unet.to(device).train()
-        self.ema = EMAModel(
-            self.unet.parameters(), decay=EMA if args.ema is None else args.ema,
-            min_decay=args.ema or 0.0 if args.model else 0.0,  # 0: the average grows with the run
-            model_cls=type(self.unet), model_config=self.unet.config, foreach=True,
-        )  # fmt: skip
-        self.optimizer = torch.optim.Adam(self.unet.parameters(), lr=args.lr, foreach=True)
-        self.ddp, self.optimizer = self.accelerator.prepare(self.unet, self.optimizer)
-        self.observer = None
-        if self.config:
-            shape = (self.images.channels, self.images.size, self.classes)
-            if self.config.d_kind == "auto":
-                self.config = choose_d(self.config, self.unet, *shape)
-            self.observer = Observer(self.config, self.schedule, *shape, device)
-            mine, theirs = parameters_of(self.observer.D), parameters_of(self.unet)
-            self.accelerator.print(f"D: {self.config.d_kind}, {mine:,} parameters; the denoiser has {theirs:,}")
-        self.step = 0
-        self.history: list[dict[str, float]] = []
-        self.interrupted = False
+        self._build(channels)
         check_writable(args.output / CHECKPOINT)
         self._resume()
         self.board: Any = None
         if args.tensorboard and self.accelerator.is_main_process:
-            from torch.utils.tensorboard import SummaryWriter
+            from torch.utils.tensorboard import SummaryWriter  # in another extra
 
             self.board = SummaryWriter(args.output / "tensorboard", purge_step=self.step + 1)
 
@@ -187,80 +114,137 @@ class Trainer:
             raise ValueError(f"--norm-groups: {a.norm_groups} does not divide {channels}")
         return channels
 
+    def _build(self, channels: list[int]) -> None:
+        """The network with its average and its optimiser, the noise schedule, the observer."""
+        a, images = self.args, self.images
+        self.accelerator = Accelerator(mixed_precision=a.mixed_precision)
+        torch.manual_seed(a.seed)
+        if a.model:
+            self.unet, self.scheduler = load_model(a.model)
+        else:
+            self._check_data(channels)
+            classes = images.classes if a.class_cond else 0
+            self.unet = build_unet(images, channels, a.layers, classes, a.norm_groups, a.attention, a.scale_shift)
+            self.scheduler = DDPMScheduler(clip_sample=False)
+        self.classes = self.unet.config.num_class_embeds or 0
+        self.labels = images.labels if self.classes else None
+        self.schedule, self.kind = schedule_of(self.scheduler), self.scheduler.config.prediction_type
+        self._check_model()
+        self.unet.to(self.accelerator.device).train()
+        self.ema = EMAModel(
+            self.unet.parameters(), decay=EMA if a.ema is None else a.ema,
+            min_decay=a.ema or 0.0 if a.model else 0.0,  # 0: the average grows with the run
+            model_cls=type(self.unet), model_config=self.unet.config, foreach=True,
+        )  # fmt: skip
+        self.optimizer = torch.optim.Adam(self.unet.parameters(), lr=a.lr, foreach=True)
+        self.ddp, self.optimizer = self.accelerator.prepare(self.unet, self.optimizer)
+        self.observer = None
+        if self.config:
+            shape = (images.channels, images.size, self.classes)
+            if self.config.d_kind == "auto":
+                self.config = choose_d(self.config, self.unet, *shape)
+            self.observer = Observer(self.config, self.schedule, *shape, self.accelerator.device)
+            mine, theirs = parameters_of(self.observer.D), parameters_of(self.unet)
+            self.accelerator.print(f"D: {self.config.d_kind}, {mine:,} parameters; the denoiser has {theirs:,}")
+
+    def _check_data(self, channels: list[int]) -> None:
+        """Raises where a network cannot be built for the data."""
+        size, halvings = self.images.size, len(channels) - 1
+        if self.args.class_cond and not self.images.classes:
+            raise ValueError(f"--class-cond: {self.args.data} has no labels")
+        if size % 2**halvings:
+            raise ValueError(
+                f"--channels: {len(channels)} levels halve {size}x{size} images {halvings} times, "
+                "which does not come out even; give fewer, or another --size"
+            )
+
+    def _check_model(self) -> None:
+        """Raises where the network does not fit the data or the flags."""
+        images, have = self.images, (self.unet.config.in_channels, self.unet.config.sample_size)
+        if have != (images.channels, images.size):
+            raise ValueError(
+                f"the model wants {have[0]} channels at {have[1]}x{have[1]}, the data has "
+                f"{images.channels} at {images.size}x{images.size}; see --size"
+            )
+        if self.classes and self.labels is None:
+            raise ValueError(f"the model is class-conditional and {self.args.data} has no labels")
+        if self.args.x0_weight > 1 and self.kind != "epsilon":
+            raise ValueError(f"--x0-weight is for models that predict epsilon, not {self.kind}")
+
     def train(self) -> bool:
         """Trains to the end; False if stopped before. Saves either way."""
-        a, main = self.args, self.accelerator.is_main_process
-        n, images = self.accelerator.num_processes, a.batch_size * a.accumulate
-        self.accelerator.print(f"{n} process{'es' * (n > 1)}, {n * images} images per step")
-        previous = {s: signal.signal(s, self._interrupt) for s in (signal.SIGINT, signal.SIGTERM)}
-        total, since = torch.zeros((), device=self.accelerator.device), self.step
-        try:
-            with Progress("step", a.steps, self.step, sys.stdout, quiet=not main) as progress:
-                while self.step < a.steps and not self._stop_together():
-                    total += self._one_step()
-                    logged = self.step % a.log_every == 0 or self.step == a.steps
-                    note = self._log(float(total) / (self.step - since)) if logged else None
-                    progress.update(self.step, note, show=logged)
-                    if logged:
-                        total, since = total.zero_(), self.step
-                        self._stop_if_not_finite()
-                    if self.step % a.save_every == 0:
-                        self.save()
-        finally:
-            for s, handler in previous.items():
-                signal.signal(s, handler)
+        a, n, device = self.args, self.args.batch_size, self.accelerator.device
+        rank, world = self.accelerator.process_index, self.accelerator.num_processes
+        self.accelerator.print(f"{world} process{'es' * (world > 1)}, {world * n * a.accumulate} images per step")
+        total, since = torch.zeros((), device=device), self.step
+        bar = tqdm(total=a.steps, initial=self.step, unit="step", disable=True if rank else None)  # None: no terminal
+        with bar, self._signals_stop():
+            while self.step < a.steps and not self._stop_together():
+                # The step's images and noise are set by (seed, step, rank).
+                torch.manual_seed((a.seed * 1_000_003 + self.step) * 4096 + rank)
+                index = data_sets.batch_index(len(self.images), n * a.accumulate, self.step, a.seed, rank, world)
+
+                # Gradients, microbatch by microbatch.
+                transition = torch.zeros((), device=device)
+                for i, part in enumerate(index.split(n)):
+                    x_0 = self.images.batch(part).to(device)
+                    if a.flip:
+                        mirrored = torch.rand(n, device=device) < 0.5
+                        x_0 = torch.where(mirrored[:, None, None, None], x_0.flip(3), x_0)
+                    label = None if self.labels is None else self.labels[part].to(device)
+                    cond = None if label is None else {"class_labels": label}
+                    t = torch.randint(1, self.schedule.T + 1, (n,), device=device)
+                    eps = torch.randn_like(x_0)
+                    last = i == a.accumulate - 1  # the one in which processes exchange their gradients
+                    sync = contextlib.nullcontext() if last else self.accelerator.no_sync(self.ddp)
+                    with sync, self.accelerator.autocast():
+                        loss, plain = training_loss(
+                            self.ddp, x_0, eps, t, self.schedule, self.kind, cond, label, self.observer, a.x0_weight
+                        )
+                        self.accelerator.backward(loss / a.accumulate)
+                    transition += plain / a.accumulate
+
+                # The denoiser's step, its average, D's step.
+                scale = 1 - self.step / a.steps if a.anneal else 1.0
+                for group in self.optimizer.param_groups:
+                    group["lr"] = a.lr * scale
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+                self.ema.step(self.unet.parameters())
+                if self.observer:
+                    self.observer.step(scale)
+
+                # Log and checkpoint.
+                self.step, total = self.step + 1, total + transition
+                bar.update()
+                if self.step % a.log_every == 0 or self.step == a.steps:
+                    self._log(float(total) / (self.step - since))
+                    total, since = torch.zeros_like(total), self.step
+                    self._stop_if_not_finite()
+                if self.step % a.save_every == 0:
+                    self.save()
         self.save()
         return self.step >= a.steps
 
-    def _log(self, transition: float) -> str:
-        """Adds the means since the last call to the history; returns them in words."""
+    def _log(self, transition: float) -> None:
+        """Adds the means since the last call to the history, and shows them."""
         means = {"transition": transition} | (self.observer.stats() if self.observer else {})
         self.history.append({"step": self.step, **means})
         for name, value in means.items() if self.board else ():
             self.board.add_scalar(name, value, self.step)
-        return "  ".join(f"{name} {v:.3f}" for name, v in means.items() if name != "skipped")
+        words = "  ".join(f"{name} {v:.3f}" for name, v in means.items() if name != "skipped")
+        with tqdm.external_write_mode():
+            self.accelerator.print(f"step {self.step}/{self.args.steps}  {words}", flush=True)
+        self._write_log()
 
-    def _one_step(self) -> Tensor:
-        """One optimiser step; returns L_transition. Its randomness is set by (seed, step, rank)."""
-        a, device = self.args, self.accelerator.device
-        rank, world = self.accelerator.process_index, self.accelerator.num_processes
-        torch.manual_seed((a.seed * 1_000_003 + self.step) * 4096 + rank)
-        n = a.batch_size
-        index = data_sets.batch_index(len(self.images), n * a.accumulate, self.step, a.seed, rank, world)
-        total = torch.zeros((), device=device)
-        for i, part in enumerate(index.split(n)):
-            x_0 = self.images.batch(part).to(device)
-            if a.flip:
-                mirrored = torch.rand(n, device=device) < 0.5
-                x_0 = torch.where(mirrored[:, None, None, None], x_0.flip(3), x_0)
-            label = None if self.labels is None else self.labels[part].to(device)
-            cond = None if label is None else {"class_labels": label}
-            t = torch.randint(1, self.schedule.T + 1, (n,), device=device)
-            eps = torch.randn_like(x_0)
-            last = i == a.accumulate - 1  # the one in which processes exchange their gradients
-            sync = contextlib.nullcontext() if last else self.accelerator.no_sync(self.ddp)
-            with sync, self.accelerator.autocast():
-                loss, transition = training_loss(
-                    self.ddp, x_0, eps, t, self.schedule, self.kind, cond, label, self.observer,
-                    a.x0_weight,
-                )  # fmt: skip
-                self.accelerator.backward(loss / a.accumulate)
-            total += transition / a.accumulate
-        scale = 1 - self.step / a.steps if a.anneal else 1.0
-        for group in self.optimizer.param_groups:
-            group["lr"] = a.lr * scale
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        self.ema.step(self.unet.parameters())
-        if self.observer:
-            self.observer.step(scale)
-        self.step += 1
-        return total
+    def _write_log(self) -> None:
+        """log.jsonl: the history, one line per entry."""
+        if self.accelerator.is_main_process:
+            with atomic_write(self.args.output / "log.jsonl", "w", sync=False) as file:
+                file.writelines(json.dumps(line) + "\n" for line in self.history)
 
     def save(self) -> None:
         """checkpoint.pt (to continue) and the EMA model in diffusers' format (to use)."""
-        from diffusers import DDPMPipeline
-
         self.accelerator.wait_for_everyone()
         self._stop_if_not_finite()
         if not self.accelerator.is_main_process:
@@ -292,7 +276,7 @@ class Trainer:
             "command": shlex.join(command), "step": self.step, "settings": self._identity(),
             "ogdm": self.config.to_dict() if self.config else None,
         })  # fmt: skip
-        write_text(out / "log.jsonl", "".join(json.dumps(line) + "\n" for line in self.history))
+        self._write_log()
 
     def _samples(self) -> Tensor:
         """16 images [16, C, H, W] in [0, 1] of the network as it is, from the same noise always."""
@@ -357,10 +341,21 @@ class Trainer:
         flag = torch.tensor(float(self.interrupted), device=self.accelerator.device)
         return bool(self.accelerator.reduce(flag, "sum") > 0)
 
-    def _interrupt(self, number: int, frame: Any) -> None:
-        if self.interrupted:
-            raise KeyboardInterrupt
-        self.interrupted = True
+    @contextlib.contextmanager
+    def _signals_stop(self) -> Iterator[None]:
+        """Ctrl-C, or SIGTERM, ends the loop after its step; a second one at once."""
+
+        def stop(number: int, frame: Any) -> None:
+            if self.interrupted:
+                raise KeyboardInterrupt
+            self.interrupted = True
+
+        previous = {s: signal.signal(s, stop) for s in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for s, handler in previous.items():
+                signal.signal(s, handler)
 
 
 def _flat(run: dict[str, Any]) -> dict[str, Any]:
