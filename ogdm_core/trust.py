@@ -6,27 +6,18 @@ import io
 import pickle
 import types
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 import torch
 from torch._weights_only_unpickler import _get_allowed_globals
 
 TRUST_HELP = "run the code that a pickle or a config brings; without it such files are refused"
-_trusted: list[bool] = []
+GIVEN = ContextVar("--trust", default=False)  # whether files may bring code of their own
 
 
 class RefusedError(pickle.UnpicklingError):
     """A file, or a config, that would run code of its own."""
-
-
-def trust() -> None:
-    """What --trust does: from now on files may bring code of their own."""
-    _trusted.append(True)
-
-
-def trusted() -> bool:
-    """Whether --trust was given."""
-    return bool(_trusted)
 
 
 class TrustFlag(argparse.Action):
@@ -37,7 +28,7 @@ class TrustFlag(argparse.Action):
         super().__init__(option_strings, hidden, nargs=0, default=hidden, help=TRUST_HELP)
 
     def __call__(self, *args: Any) -> None:
-        trust()
+        GIVEN.set(True)
 
 
 def trust_option(command: Callable) -> Callable:
@@ -46,7 +37,7 @@ def trust_option(command: Callable) -> Callable:
 
     def given(context: Any, parameter: Any, value: bool) -> None:
         if value:
-            trust()
+            GIVEN.set(True)
 
     flag: Any = {"is_flag": True, "expose_value": False, "callback": given, "help": TRUST_HELP}
     return click.option("--trust", **flag)(command)

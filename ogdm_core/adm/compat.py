@@ -19,6 +19,7 @@ from torch import distributed as dist
 
 from ..checkpoints import reading
 from ..distributed import leave_at_exit
+from ..sealed import blobfile
 
 CHANNEL_MULT = {32: "1,2,2,2"}  # DDPM's for CIFAR-10
 REPORT_SECONDS = 3  # for mpiexec to print a failed rank's traceback; an abort would drop it
@@ -42,9 +43,7 @@ def load_state_dict(path: str, **kwargs) -> Any:
     Upstream reads on rank 0 and broadcasts, but its trainer asks on rank 0 alone, which leaves
     the ranks waiting for different broadcasts (guided-diffusion issues 23 and 68).
     """
-    import blobfile
-
-    with reading(path), blobfile.BlobFile(path, "rb") as file:
+    with reading(path), blobfile().BlobFile(path, "rb") as file:
         return torch.load(io.BytesIO(file.read()), weights_only=True, **kwargs)
 
 

@@ -1,19 +1,21 @@
-"""What openai/guided-diffusion would train on wrongly, refused before training."""
+"""Checks of --data_dir before training: errors that guided-diffusion would not notice."""
 
 import argparse
 import functools
 import os
+from typing import Any
 
 from torch import distributed as dist
 
+from ..sealed import blobfile
 
-def check(flags: argparse.Namespace, classes: int) -> None:
+
+def check(flags: argparse.Namespace, classes: int, image_datasets: Any) -> None:
     """ValueError for what upstream trains on wrongly, or waits on for ever, without a word.
 
-    Upstream lists the files when the first batch is asked for; the list made here is kept for it.
+    Upstream's module `image_datasets` lists the files when the first batch is asked for; the list
+    made here is kept for it.
     """
-    from guided_diffusion import image_datasets
-
     found = functools.cache(image_datasets._list_image_files_recursively)
     image_datasets._list_image_files_recursively = found
     images, ranks, where = found(flags.data_dir), dist.get_world_size(), flags.data_dir
@@ -44,8 +46,6 @@ def check(flags: argparse.Namespace, classes: int) -> None:
 
 def _bits(path: str) -> int:
     """Bits per channel of a PNG: a byte of its header."""
-    import blobfile
-
-    with blobfile.BlobFile(path, "rb") as file:
+    with blobfile().BlobFile(path, "rb") as file:
         header = file.read(25)
     return header[24] if len(header) == 25 else 0

@@ -18,7 +18,7 @@ from torch import distributed as dist
 from .. import sealed
 from ..distributed import gather
 from ..random import global_state, set_global_state
-from ..sealed import Checkpoint
+from ..sealed import Checkpoint, blobfile
 
 
 class ReplayableData:
@@ -64,18 +64,14 @@ def checkpoint(folder: str, step: int, rates: Iterable[float]) -> Checkpoint:
     return Checkpoint(folder, names, f"ogdm{step:06d}.pt")
 
 
-def save(loop, upstream: Callable[[], None]) -> None:
+def save(loop, upstream: Callable[[], None], folder: str) -> None:
     """Upstream's files, then ogdmNNNNNN.pt: the observer, and what they leave out."""
-    from guided_diffusion import logger, train_util
-
-    step = loop.step + loop.resume_step
-    here = checkpoint(train_util.get_blob_logdir(), step, loop.ema_rate)
+    here = checkpoint(folder, loop.step + loop.resume_step, loop.ema_rate)
     if dist.get_rank() == 0:
         here.unseal()
     upstream()
     ranks = gather({"random": global_state(), "data": loop.data.position()})
     if dist.get_rank() == 0:
-        logger.log("saving the observer...")
         here.save({
             "observer": loop.observer.state_dict(),
             "updates": loop.observer.steps,
@@ -88,9 +84,7 @@ def save(loop, upstream: Callable[[], None]) -> None:
 
 def newest(folder: str, rates: Iterable[float]) -> str:
     """The newest complete checkpoint in a folder, in words."""
-    import blobfile as bf
-
-    names = bf.listdir(folder) if bf.isdir(folder) else []
+    names = blobfile().listdir(folder) if blobfile().isdir(folder) else []
     found = (re.fullmatch(r"ogdm(\d{6,})\.pt", name) for name in names)
     steps = sorted((int(m[1]) for m in found if m), reverse=True)
     return sealed.newest((checkpoint(folder, step, rates) for step in steps), folder)
@@ -114,15 +108,13 @@ def check(model: str, rates: list[float]) -> dict[str, Any]:
         ) from error
 
 
-def load(loop, state: dict[str, Any]) -> None:
+def load(loop, state: dict[str, Any], logger: Any) -> None:
     """Continues from the state beside the resumed model, as if never stopped.
 
     Upstream names a checkpoint by the step just done and would do that step again. From here
     on its step is counted from the run's start, so names, intervals and annealing go on. From
     model000000.pt, written after the first step, upstream would take the weights alone.
     """
-    from guided_diffusion import logger
-
     if not loop.resume_step:
         loop._load_optimizer_state()
         loop.ema_params = [loop._load_ema_parameters(rate) for rate in loop.ema_rate]

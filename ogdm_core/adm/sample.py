@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Callable
 
 import torch
+from guided_diffusion import dist_util, logger
 from torch import Tensor
 from torch import distributed as dist
 
@@ -25,8 +26,6 @@ class Sampling:
         if args.clip_denoised is None:  # upstream's default, and the paper's for these two
             args.clip_denoised = args.sampler in (None, "euler", "stochastic")
         if args.sampler:
-            from guided_diffusion import logger
-
             fewstep.check_grid(schedule_of(diffusion), args.sampler, args.nfe)
             logger.log(
                 f"assuming --num_heads {args.num_heads}, --num_head_channels "
@@ -58,8 +57,6 @@ class Sampling:
         return self._sample if self.args.sampler else upstream
 
     def _sample(self, model, shape, clip_denoised=False, model_kwargs=None) -> Tensor:
-        from guided_diffusion import dist_util
-
         a, device, schedule = self.args, dist_util.dev(), schedule_of(self.diffusion)
         if a.seed is None:
             noise, generator = torch.randn(*shape, device=device), None

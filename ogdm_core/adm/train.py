@@ -8,6 +8,8 @@ import functools
 from typing import Any
 
 import torch
+from guided_diffusion import dist_util, image_datasets, logger, train_util
+from guided_diffusion.script_util import str2bool
 from torch import Tensor
 from torch import distributed as dist
 
@@ -67,8 +69,6 @@ def make_eps_fn(diffusion, model, model_kwargs: dict[str, Tensor], clip: bool = 
 
 def add_train_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds --ogdm, --ogdm_k, ..., --init_checkpoint and --sync_gradients to upstream's parser."""
-    from guided_diffusion.script_util import str2bool
-
     for action in parser._actions:  # upstream takes any whole number, and divides by it
         if action.dest in ("batch_size", "log_interval", "save_interval"):
             action.type = number(int, 1)
@@ -114,15 +114,13 @@ class ObservedLoop(Upstream):
     observer: Observer | None = None
 
     def __init__(self, *, flags: argparse.Namespace, **kwargs: Any):
-        from guided_diffusion import dist_util, logger, train_util
-
         config, self.init_checkpoint = from_args(flags, "adm"), flags.init_checkpoint
         self.resumed = train_util.find_resume_checkpoint() or flags.resume_checkpoint
         if config and self.resumed:
             rates = [float(rate) for rate in str(flags.ema_rate).split(",")]
             state = resume.check(self.resumed, rates)
         if config and flags.data_dir:
-            data.check(flags, kwargs["model"].num_classes or 0)
+            data.check(flags, kwargs["model"].num_classes or 0, image_datasets)
         super().__init__(**kwargs)
         wanted = config is not None or flags.sync_gradients
         self.averages = wanted and not self.use_ddp and dist.get_world_size() > 1
@@ -138,11 +136,9 @@ class ObservedLoop(Upstream):
         self.data = resume.ReplayableData(self.data)
         logger.log(f"observation guidance: {config}")
         if self.resumed:
-            resume.load(self, state)
+            resume.load(self, state, logger)
 
     def _load_and_sync_parameters(self) -> None:
-        from guided_diffusion import dist_util, logger
-
         path = self.init_checkpoint
         if path and self.resumed:
             logger.log(f"--init_checkpoint is not read: {self.resumed} is continued")
@@ -167,8 +163,6 @@ class ObservedLoop(Upstream):
 
     def run_step(self, batch: Tensor, cond: dict[str, Tensor]) -> None:
         """Upstream's step, then D's, at the rate that upstream's step was taken with."""
-        from guided_diffusion import logger, train_util
-
         scale = lr_scale(self.opt)
         super().run_step(batch, cond)
         if self.observer is None:
@@ -185,11 +179,10 @@ class ObservedLoop(Upstream):
         if self.observer is None:
             return super().save()
         self._stop_if_not_finite()
-        resume.save(self, super().save)
+        resume.save(self, super().save, train_util.get_blob_logdir())
+        logger.log("saved the observer")
 
     def _stop_if_not_finite(self) -> None:
-        from guided_diffusion import train_util
-
         good = functools.partial(resume.newest, train_util.get_blob_logdir(), self.ema_rate)
         step = f"step {self.step + self.resume_step}"
         stop_if_not_finite(self.mp_trainer.master_params, step, good)

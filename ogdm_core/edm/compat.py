@@ -1,8 +1,8 @@
 """Lets NVlabs/edm, written in 2022 for CUDA, run on today's torch and on a CPU.
 
-`install()` puts the shims in place; each gives its one reason. With CUDA
-present only those for today's Python and torch act, and they change what fails, nothing that
-works. As a program, this module runs an *untouched* script of a clone of NVlabs/edm:
+`install()` puts the shims in place; each gives its one reason. With CUDA only the shims for current
+Python and torch are installed. They touch code that would fail otherwise. As a program, this module runs
+an *untouched* script of a clone of NVlabs/edm:
 
     python -m ogdm_core.edm.compat path/to/edm/generate.py --network=... --outdir=...
 """
@@ -17,6 +17,7 @@ import types
 import warnings
 from pathlib import Path
 
+import click
 import torch
 
 from .. import checkpoints, trust
@@ -52,8 +53,6 @@ def device(wanted: torch.device) -> torch.device:
 def agree_on_seed(seed: int | None) -> int | None:
     """Rank 0's random seed for everybody, if none is given: upstream draws it on a CUDA device."""
     if seed is not None and not 0 <= seed < 2**32:
-        import click
-
         raise click.ClickException(f"--seed: {seed} is not allowed; give one in [0, 2^32)")
     if seed is not None or torch.cuda.is_available():
         return seed
@@ -120,7 +119,7 @@ def _rebuild(meta: dict):
 
 def _load(file):
     """pickle.load, by the reader above unless --trust is given."""
-    unpickler = pickle.Unpickler if trust.trusted() else _Unpickler
+    unpickler = pickle.Unpickler if trust.GIVEN.get() else _Unpickler
     with checkpoints.reading(getattr(file, "name", "the network pickle")):
         return unpickler(file).load()
 
@@ -140,7 +139,7 @@ def _load_training_states() -> None:
         named = isinstance(f, (str, os.PathLike)) and os.path.basename(f)
         if not named or "weights_only" in kwargs or not re.fullmatch(STATE, named):
             return load(f, *args, **kwargs)
-        if not trust.trusted():
+        if not trust.GIVEN.get():
             kwargs["pickle_module"] = trust.pickle_module(_Unpickler)
         with checkpoints.reading(f):
             return load(f, *args, weights_only=False, **kwargs)
@@ -182,7 +181,7 @@ def main(argv: list[str]) -> None:
     if not argv or not Path(argv[0]).is_file():
         sys.exit("usage: python -m ogdm_core.edm.compat path/to/edm/SCRIPT.py [--trust] [its arguments]")
     if "--trust" in argv:
-        trust.trust()
+        trust.GIVEN.set(True)
     script = Path(argv[0]).resolve()
     sys.path.insert(0, str(script.parent))
     sys.argv = [str(script), *(argument for argument in argv[1:] if argument != "--trust")]

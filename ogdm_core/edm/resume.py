@@ -15,7 +15,7 @@ from ..checkpoints import differences, format_differences, reading
 from ..distributed import print_once
 from ..sealed import Checkpoint
 
-# Options that a run cannot change; among them, ones that it can; and those of the resume itself.
+# FIXED: prefixes of options that must not change. FREE: exceptions to FIXED. NEW: options that always differ on resume.
 FIXED = ("network_kwargs.", "loss_kwargs.", "ema_halflife_kimg")
 FREE = ("dropout", "use_fp16")
 NEW = ("run_dir", "resume_pkl", "resume_state_dump", "resume_kimg", "total_kimg", "seed")

@@ -1,7 +1,7 @@
 """Lets latent-diffusion (torch 1.7, Lightning 1.4, 2021-22) run on today's stack and on a CPU.
 
 The patches call `install()` before upstream's own imports. One reason per shim, written at the
-shim; what concerns Lightning is in `compat.lightning`.
+shim; what concerns Lightning is in `ldm.lightning`.
 """
 
 import functools
@@ -14,6 +14,7 @@ from importlib.machinery import ModuleSpec
 from typing import Any
 
 import torch
+from PIL import Image, ImageOps
 from torch.nn.functional import pad
 
 from .. import checkpoints, trust
@@ -129,8 +130,6 @@ class RandomHorizontalFlip:
         self.p = p
 
     def __call__(self, image):
-        from PIL import ImageOps
-
         return ImageOps.mirror(image) if torch.rand(1) < self.p else image
 
 
@@ -192,7 +191,7 @@ def _only_known_targets() -> None:
     find = util.get_obj_from_str
 
     def get_obj_from_str(string: str, reload: bool = False):
-        if trust.trusted():
+        if trust.GIVEN.get():
             return find(string, reload)
         if not string.startswith(TARGETS):
             raise trust.refusal(f"target: {string}")
@@ -206,8 +205,6 @@ def _only_known_targets() -> None:
 
 def _pillow() -> None:
     """Pillow 10 dropped the name LINEAR, which upstream's datasets look up; it was BILINEAR."""
-    from PIL import Image
-
     if not hasattr(Image, "LINEAR"):
         Image.LINEAR = Image.Resampling.BILINEAR
 

@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
+from tqdm import trange
 
 from .. import fewstep
 from ..files import atomic_write
@@ -91,9 +93,6 @@ def sample_images(
 
     Every image is also written to `folder` as upstream writes them.
     """
-    from PIL import Image
-    from tqdm import trange
-
     schedule, classes = schedule_of(model), classes_of(model)
     size = model.model.diffusion_model.image_size
     fewstep.check_grid(schedule, opt.sampler, opt.nfe)

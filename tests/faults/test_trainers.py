@@ -34,7 +34,6 @@ from ogdm_core import (
 from ogdm_core.adm import compat as compat_adm
 from ogdm_core.adm import data as data_adm
 from ogdm_core.adm import resume as resume_adm
-from ogdm_core.adm import train as adm
 from ogdm_core.diffusers import __main__ as trainer
 from ogdm_core.edm import compat as compat_edm
 from ogdm_core.edm import resume as resume_edm
@@ -49,7 +48,9 @@ ROOT = HERE.parents[1]
 def untouched(monkeypatch):
     """The shims replace torch.load, and --trust holds for the process: here for one test."""
     monkeypatch.setattr(torch, "load", torch.load)
-    monkeypatch.setattr(trust, "_trusted", [])
+    token = trust.GIVEN.set(False)
+    yield
+    trust.GIVEN.reset(token)
 
 
 # ---- damaged files: refused, by name ------------------------------------------------------------
@@ -334,8 +335,8 @@ TARGETS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("trust", [False, True])
-def test_ldm_configs_name_known_classes_only(monkeypatch, trust):
+@pytest.mark.parametrize("trusted", [False, True])
+def test_ldm_configs_name_known_classes_only(monkeypatch, trusted):
     util = types.ModuleType("ldm.util")
 
     def get_obj_from_str(string, reload=False):
@@ -348,12 +349,12 @@ def test_ldm_configs_name_known_classes_only(monkeypatch, trust):
     monkeypatch.setitem(sys.modules, "ldm", package)
     monkeypatch.setitem(sys.modules, "ldm.util", util)
     compat_ldm._only_known_targets()
-    if trust:
+    if trusted:
         parser = argparse.ArgumentParser()
         parser.add_argument("--trust", action=trust.TrustFlag)
         assert vars(parser.parse_args(["--trust"])) == {}
     for target, known in TARGETS.items():
-        if known or trust:
+        if known or trusted:
             assert util.get_obj_from_str(target) is get_obj_from_str(target)
         else:
             with pytest.raises(trust.RefusedError, match=f"{target}.*--trust"):
@@ -441,16 +442,14 @@ def test_adm_data_is_checked_before_training(tmp_path, monkeypatch, fault):
         return sorted(map(str, Path(folder).glob("*")))
 
     data_sets = types.SimpleNamespace(_list_image_files_recursively=listed)
-    package = types.SimpleNamespace(image_datasets=data_sets)
-    monkeypatch.setitem(sys.modules, "guided_diffusion", package)
-    monkeypatch.setattr(adm.dist, "get_world_size", lambda: 1)
+    monkeypatch.setattr(data_adm.dist, "get_world_size", lambda: 1)
     defaults = {"data_dir": str(tmp_path), "batch_size": 1, "class_cond": False}
     args = argparse.Namespace(**defaults | flags)
     if words:
         with pytest.raises(ValueError, match=words):
-            data_adm.check(args, classes=3)
+            data_adm.check(args, 3, data_sets)
     else:
-        data_adm.check(args, classes=3)
+        data_adm.check(args, 3, data_sets)
         data_sets._list_image_files_recursively(str(tmp_path))
         assert len(calls) == 1  # upstream's own call is answered from the check's
 

@@ -1,0 +1,1 @@
+"""ADM: what the patched openai/guided-diffusion calls."""

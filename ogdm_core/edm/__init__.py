@@ -1,0 +1,1 @@
+"""EDM: what the patched NVlabs/edm calls."""

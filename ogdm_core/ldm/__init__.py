@@ -1,0 +1,1 @@
+"""LDM: what the patched CompVis/latent-diffusion calls."""
