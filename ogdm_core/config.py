@@ -63,8 +63,7 @@ class OGDMConfig:
     def from_mapping(cls, mapping: Mapping[str, Any], backbone: str = "") -> OGDMConfig:
         """From bare field names: a dict, keyword arguments, an OmegaConf node.
 
-        The key `recipe` names the defaults; `backbone` is the one that they are for. Without it
-        they are "ours", or "small" in the trainer for diffusers models.
+        The key `recipe` names the defaults; `backbone` is the one that they are for.
         """
         names = [f.name for f in fields(cls)]
         given = {name: mapping[name] for name in mapping if name != "recipe"}
@@ -73,25 +72,30 @@ class OGDMConfig:
         unknown = sorted(set(given) - set(names))
         if unknown:
             raise ValueError(f"unknown OGDM setting {unknown[0]!r}; known are {', '.join(names)}")
-        name = mapping.get("recipe") or ("small" if backbone == "diffusers" else "ours")
-        return cls(**recipe(name, backbone) | given)
+        return cls(**recipe(mapping.get("recipe") or usual_recipe(backbone), backbone) | given)
 
 
 # Defaults by name, for all backbones ("") or one of them.
-# ours      the dataclass as it stands: the paper's k and gamma
+# default   the dataclass as it stands: the paper's k and gamma; its name was "ours"
 # release   what the authors' released code sets where the paper is silent; no LDM code was
 #           released, ADM's settings stand in (docs/choices.md)
 # small     small images and short fine-tunes (docs/advice.md)
 RELEASE = {"adversarial": "hinge", "r1": 0.25, "r1_every": 1, "d_lr": 1e-4, "d_mapping_lr": 0.01}
 RECIPES: dict[str, dict[str, dict[str, Any]]] = {
-    "ours": {"": {}},
+    "default": {"": {}},
     "release": {"": RELEASE, "edm": RELEASE | {"r1": 1.0, "d_lr": 1e-3, "augment_labels": "drop"}},
     "small": {"": {"k": 0.4, "gamma": 0.1, "t_max": 0.7, "d_kind": "light", "fused": True}},
 }
 
 
+def usual_recipe(backbone: str = "") -> str:
+    """The recipe that a backbone has where none is named."""
+    return "small" if backbone == "diffusers" else "default"
+
+
 def recipe(name: str, backbone: str = "") -> dict[str, Any]:
     """The defaults that a recipe changes, for a backbone (adm, edm, ldm, diffusers)."""
+    name = "default" if name == "ours" else name
     if name not in RECIPES:
         raise ValueError(f"unknown recipe {name!r}; use one of {', '.join(RECIPES)}")
     by_size = {"d_kind": "auto"} if backbone == "diffusers" else {}

@@ -41,11 +41,14 @@ FLAGS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def check(values: MutableMapping[str, Any], ours: list[str], own: list[str]) -> None:
+SPELLINGS = {"discretization": ["--discretisation"]}  # beside a flag's own
+
+
+def check(values: MutableMapping[str, Any], our_flags: list[str], upstream_flags: list[str]) -> None:
     """Fills in --nfe's default, and raises ValueError for flags that contradict each other.
 
-    ours   flags above that were given, as in --nfe
-    own    flags of upstream's own sampler that were given, as in --steps
+    our_flags        flags above that were given, as in --nfe
+    upstream_flags   flags of upstream's own sampler that were given, as in --steps
     """
     guide = values.get("guide")
     if guide is None and values.get("guide_weight") is not None:
@@ -61,7 +64,7 @@ def check(values: MutableMapping[str, Any], ours: list[str], own: list[str]) -> 
         except OSError as error:
             raise ValueError(f"--npz: cannot write {values['npz']} ({error})") from error
     if not values["sampler"]:
-        if needy := [flag for flag in ours if flag != "--npz"]:
+        if needy := [flag for flag in our_flags if flag != "--npz"]:
             raise ValueError(f"{', '.join(needy)} needs --sampler, as in --sampler euler --nfe 10")
         return
     eta = values.get("eta")
@@ -72,9 +75,10 @@ def check(values: MutableMapping[str, Any], ours: list[str], own: list[str]) -> 
         steps_for_nfe(values["sampler"], values["nfe"])
     except ValueError as error:
         raise ValueError(f"--nfe: {error}") from error
-    if own:
+    if upstream_flags:
         raise ValueError(
-            f"{', '.join(own)} steers upstream's own sampler; leave it out with --sampler, or leave --sampler out"
+            f"{', '.join(upstream_flags)} steers upstream's own sampler; leave it out with --sampler, "
+            "or leave --sampler out"
         )
 
 
@@ -88,7 +92,7 @@ def add_arguments(
     """
     group = parser.add_argument_group("few-step sampling")
     for name in names:
-        group.add_argument(f"--{name}", default=defaults.get(name), **FLAGS[name])
+        group.add_argument(f"--{name}", *SPELLINGS.get(name, []), default=defaults.get(name), **FLAGS[name])
     parse = parser.parse_known_args
 
     def parse_and_check(*args: Any, **kwargs: Any) -> tuple[Any, list[str]]:

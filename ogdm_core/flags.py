@@ -13,14 +13,15 @@ from dataclasses import Field, fields
 from functools import partial
 from typing import Any
 
-from .config import RECIPES, OGDMConfig, check, parse_bool
+from .config import RECIPES, OGDMConfig, check, parse_bool, usual_recipe
 
 PREFIX = "ogdm"
 SWITCH_HELP = "train with observation guidance"
 RECIPE_HELP = (
-    "defaults of the other settings: ours (the paper's k and gamma), the released code's, or those "
-    "for small images and short fine-tunes (default: ours; for diffusers models small)"
+    "defaults of the other settings: the paper's k and gamma, the released code's, or those for "
+    "small images and short fine-tunes (default: {})"
 )
+RECIPE_NAMES = (*RECIPES, "ours")  # the old name of "default"
 
 
 def from_args(
@@ -67,7 +68,9 @@ def add_arguments(
         group.add_argument(
             f"--{PREFIX}", nargs="?", const=True, default=False, type=typed, metavar="BOOL", help=SWITCH_HELP
         )
-    group.add_argument(f"--{PREFIX}-recipe", f"--{PREFIX}_recipe", choices=tuple(RECIPES), help=RECIPE_HELP)
+    usual = RECIPE_HELP.format("the values below" if defaults else usual_recipe(backbone))
+    names = [f"--{PREFIX}-recipe", f"--{PREFIX}_recipe"]
+    group.add_argument(*names, choices=RECIPE_NAMES, metavar="|".join(RECIPES), help=usual)
     for f in fields(OGDMConfig):
         optional: dict[str, Any] = {"nargs": "?", "const": True} if isinstance(f.default, bool) else {}
         typed = _typed(partial(check, f), refused)
@@ -83,8 +86,9 @@ def click_options(command: Callable) -> Callable:
         optional = switch if isinstance(f.default, bool) else {}
         words, typed = _help_of(f, OGDMConfig()), _typed(partial(check, f), click.BadParameter)
         command = click.option(*_names(f), type=typed, **words, **optional)(command)
-    recipe = [f"--{PREFIX}-recipe", f"--{PREFIX}_recipe"]
-    command = click.option(*recipe, type=click.Choice(tuple(RECIPES)), help=RECIPE_HELP)(command)
+    names, kind = [f"--{PREFIX}-recipe", f"--{PREFIX}_recipe"], click.Choice(RECIPE_NAMES)
+    usual = RECIPE_HELP.format(usual_recipe())
+    command = click.option(*names, type=kind, metavar="|".join(RECIPES), help=usual)(command)
     return click.option(f"--{PREFIX}", default=False, type=click.BOOL, metavar="BOOL", help=SWITCH_HELP, **switch)(
         command
     )

@@ -234,7 +234,8 @@ def test_the_release_recipe_sets_defaults_and_every_flag_wins(parse, backbone, r
     assert flags.from_args(parse(*argv), backbone) == release
     won = flags.from_args(parse(*argv, "--ogdm-r1", "0.01", "--ogdm-r1-every", "16"), backbone)
     assert won == replace(release, r1=0.01, r1_every=16)
-    assert flags.from_args(parse("--ogdm", "--ogdm-recipe", "ours"), backbone) == DEFAULT
+    for name in ("default", "ours"):  # its old name
+        assert flags.from_args(parse("--ogdm", "--ogdm-recipe", name), backbone) == DEFAULT
     mapping = {"recipe": "release", "adversarial": "nonsaturating"}
     expected = replace(release, adversarial="nonsaturating")
     assert OGDMConfig.from_mapping(mapping, backbone) == expected
@@ -245,15 +246,15 @@ def test_the_trainer_for_diffusers_models_has_defaults_of_its_own(parser):
     assert small != DEFAULT and small.d_kind == "light"
     plain = flags.from_args(parser.parse_args(["--ogdm"]), "diffusers")
     assert plain == replace(small, d_kind="auto")
-    ours = flags.from_args(parser.parse_args(["--ogdm", "--ogdm-recipe", "ours"]), "diffusers")
-    assert ours == replace(DEFAULT, d_kind="auto")
+    papers = flags.from_args(parser.parse_args(["--ogdm", "--ogdm-recipe", "default"]), "diffusers")
+    assert papers == replace(DEFAULT, d_kind="auto")
     shown = argparse.ArgumentParser()
     flags.add_arguments(shown, "diffusers")
     assert f"T))) (default: {small.k})" in " ".join(shown.format_help().split())
 
 
 def test_an_unknown_recipe_is_refused_with_the_known_ones():
-    with pytest.raises(ValueError, match="unknown recipe 'theirs'; .* ours, release, small"):
+    with pytest.raises(ValueError, match="unknown recipe 'theirs'; .* default, release, small"):
         OGDMConfig.from_mapping({"recipe": "theirs"})
 
 

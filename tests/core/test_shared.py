@@ -46,6 +46,8 @@ def test_flags_have_their_defaults_and_unknown_ones_pass():
     assert (args.sampler, args.nfe, args.seed, args.eta) == ("euler", 10, 3, None)
     assert rest == ["--other"]
     assert parser().parse_args(["--steps", "5"]).nfe is None
+    for spelling in ("--discretization", "--discretisation"):
+        assert parser().parse_args(["--sampler", "euler", spelling, "karras"]).discretization == "karras"
 
 
 def test_an_npz_is_uint8_rgb_with_labels_in_the_order_of_the_seeds(tmp_path):
