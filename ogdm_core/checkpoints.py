@@ -34,8 +34,7 @@ def reading(path: str | os.PathLike, advice: str = "") -> Iterator[None]:
     """
     try:
         yield
-    except (FileNotFoundError, PermissionError, IsADirectoryError, RefusedError, DamagedError,
-            torch.OutOfMemoryError):  # fmt: skip
+    except (FileNotFoundError, PermissionError, IsADirectoryError, RefusedError, DamagedError, torch.OutOfMemoryError):
         raise
     except (EOFError, LookupError, OSError, RuntimeError, ValueError, pickle.UnpicklingError,
             zipfile.BadZipFile) as error:  # fmt: skip

@@ -70,8 +70,7 @@ class Observer:
         schedule.longest_lookahead(config.k)  # raises where k is too small
         self.config, self.schedule, self.device = config, schedule, torch.device(device)
         if config.d_kind not in KINDS:
-            raise ValueError("d_kind auto: only the trainer for diffusers models chooses D; "
-                             "give paper or light")  # fmt: skip
+            raise ValueError("d_kind auto: only the trainer for diffusers models chooses D; give paper or light")
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(config.seed)  # torch.manual_seed: CUDA's as well
             D = (build or KINDS[config.d_kind])(channels, size, labels, config.d_width)

@@ -73,10 +73,7 @@ class Schedule(ABC):
         """What a saved discriminator keeps of its schedule: its kind, range and data."""
         ends = {"sigma_min": self.network_time(torch.zeros(1)), "sigma_max": torch.tensor([self.T])}
         levels: dict[str, str | float] = {n: float(self.sigma(t)) for n, t in ends.items()}
-        return levels | {
-            "schedule": type(self).__name__, "T": float(self.T),
-            "sigma_data": float(self.sigma_data),
-        }  # fmt: skip
+        return levels | {"schedule": type(self).__name__, "T": float(self.T), "sigma_data": float(self.sigma_data)}
 
     # ---- the lookahead s, and u = t - s -------------------------------------------------------
 

@@ -16,10 +16,9 @@ __all__ = ["Collection", "few_steps", "generate_options"]
 
 generate_options = click_options(
     ("sampler", "nfe", "npz", "guide", "guide_weight"),
-    own=("num_steps", "solver", "discretization", "schedule", "scaling", "S_churn", "S_min",
-         "S_max", "S_noise"),
+    own=("num_steps", "solver", "discretization", "schedule", "scaling", "S_churn", "S_min", "S_max", "S_noise"),
     samplers=tuple(name for name in SAMPLERS if name != "stochastic"),
-)  # fmt: skip
+)
 
 
 def few_steps(

@@ -125,9 +125,8 @@ class Session:
         self.net, self.optimizer, self.seed, self.fine_tuned = net, optimizer, seed, fine_tuned
         self.device = next(net.parameters()).device
         self.observer = Observer(
-            config, schedule_of(net), net.img_channels, net.img_resolution,
-            labels=net.label_dim, device=self.device,
-        )  # fmt: skip
+            config, schedule_of(net), net.img_channels, net.img_resolution, labels=net.label_dim, device=self.device
+        )
         self.loss_fn = RecordedLoss(loss_fn, net, self.observer)
         self.last: dict[str, float] = {}
         self._checked = (0, 0)  # D's steps and skipped steps at the last tick

@@ -175,10 +175,7 @@ class _Unpickler(trust.Unpickler):
         return type(name, (_Inert,), {"__module__": module})
 
 
-TARGETS = (
-    "ldm.", "taming.", "main.", "ogdm_core.", "run.", "torch.nn.", "torch.optim.",
-    "pytorch_lightning.",
-)  # fmt: skip
+TARGETS = ("ldm.", "taming.", "main.", "ogdm_core.", "run.", "torch.nn.", "torch.optim.", "pytorch_lightning.")
 
 
 def _only_known_targets() -> None:

@@ -93,9 +93,8 @@ class ObservedModel(Upstream):
         """Builds the observer, when the process group and the device are known."""
         if stage == "fit" and self.observer is None:
             self.observer = Observer(
-                self.ogdm, schedule_of(self), self.channels, self.image_size, classes_of(self),
-                self.device,
-            )  # fmt: skip
+                self.ogdm, schedule_of(self), self.channels, self.image_size, classes_of(self), self.device
+            )
             print_once(f"OGDM: a new discriminator, {self.ogdm.to_dict()}")
 
     def configure_callbacks(self) -> list:

@@ -260,8 +260,7 @@ def data(tmp_path_factory):
 
 
 ODD = words("--class_cond True --learn_sigma True --microbatch 2 --dropout 0.1 --use_fp16 True")
-SAMPLERS = {"euler": 5, "heun": 5, "s-pndm": 6, "f-pndm": 13, "dpmpp-2m": 5, "unipc": 5,
-            "stochastic": 5}  # fmt: skip
+SAMPLERS = {"euler": 5, "heun": 5, "s-pndm": 6, "f-pndm": 13, "dpmpp-2m": 5, "unipc": 5, "stochastic": 5}
 LONGER = words("--lr_anneal_steps 60 --lr 3e-3 --ema_rate 0.9 --save_interval 99 --log_interval 99")
 RESUMED = words("""--class_cond True --dropout 0.1 --lr_anneal_steps 8 --use_fp16 True --ogdm_k 0.7
     --schedule_sampler loss-second-moment --noise_schedule cosine --diffusion_steps 3
@@ -382,8 +381,7 @@ def test_two_ranks_are_one_with_the_whole_batch(patched, tmp_path):
 def test_stop_and_resume_is_never_stopped(ours_on_two_ranks):
     """Two ranks, in a third pass over the data, with all that upstream forgets on the way."""
     whole, rest = ours_on_two_ranks / "whole", ours_on_two_ranks / "rest"
-    same_files(whole, rest, "model000008.pt", "ema_0.9999_000008.pt", "opt000008.pt",
-               "ogdm000008.pt")  # fmt: skip
+    same_files(whole, rest, "model000008.pt", "ema_0.9999_000008.pt", "opt000008.pt", "ogdm000008.pt")
     assert not (rest / "model000004.pt").exists()
     assert log_of(whole)[5:] == log_of(rest)
     state = load(whole / "ogdm000008.pt")

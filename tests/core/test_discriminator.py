@@ -51,12 +51,10 @@ def test_images_of_another_shape_are_refused(kind, shape):
 
 def test_width_one_is_the_papers_size(monkeypatch):
     monkeypatch.setattr(torch, "randn", torch.empty)  # only shapes matter
-    small, large, half = (Discriminator(3, size, width=w) for size, w in
-                          [(32, 1), (256, 1), (32, 0.5)])  # fmt: skip
+    small, large, half = (Discriminator(3, size, width=w) for size, w in [(32, 1), (256, 1), (32, 0.5)])
     assert small.first.weight.shape == (512, 3, 1, 1)
     assert [b.conv_1.weight.shape[:2] for b in small.blocks] == [(512, 512)] * 3
-    assert [b.conv_1.weight.shape[:2] for b in large.blocks[:4]] == [
-        (256, 128), (512, 256), (512, 512), (512, 512)]  # fmt: skip
+    assert [b.conv_1.weight.shape[:2] for b in large.blocks[:4]] == [(256, 128), (512, 256), (512, 512), (512, 512)]
     assert len(small.mapping) == 8
     assert half.first.weight.shape[0] == 256
     count = [sum(p.numel() for p in D.parameters()) for D in (half, small)]

@@ -8,8 +8,7 @@ from torch import multiprocessing as mp
 from tests.core.toys import TinyNet, halves, make_batch, make_observer, observe, weights
 
 STEPS = 3
-VARIANTS = {"plain": {}, "fused": {"fused": True}, "heun": {"projection": "heun"},
-            "split": {"projection": "split"}}  # fmt: skip
+VARIANTS = {"plain": {}, "fused": {"fused": True}, "heun": {"projection": "heun"}, "split": {"projection": "split"}}
 
 
 def train(settings, rank=None):
@@ -102,8 +101,7 @@ def test_what_is_not_finite_on_one_rank_is_skipped_on_all(ranks):
 
 
 def test_ranks_begin_alike_even_with_different_seeds(ranks):
-    for a, b, c in zip(ranks[0]["seed"], ranks[1]["seed"], weights(make_observer(seed=10).D),
-                       strict=True):  # fmt: skip
+    for a, b, c in zip(ranks[0]["seed"], ranks[1]["seed"], weights(make_observer(seed=10).D), strict=True):
         assert torch.equal(a, b) and torch.equal(a, c)
 
 

@@ -19,7 +19,7 @@ from ogdm_core.guidance import (
     load_guide,
     save_guide,
 )
-from ogdm_core.images import Images, digits
+from ogdm_core.images import Images
 from ogdm_core.nfe import SAMPLERS, Sampler
 from ogdm_core.samplers import FUNCTIONS
 from ogdm_core.schedule import expand
@@ -237,26 +237,6 @@ def test_fine_tunes_are_those_on_the_data_that_is_asked_for(tmp_path):
     assert classifier.name == "classifier-mnist-0.pt"
 
 
-def test_compare_measures_each_fine_tune_once(tmp_path, capsys, refused):
-    pytest.importorskip("diffusers")
-    from run.evaluate.classifier import save_classifier, train_classifier
-
-    quickstart, model = tmp_path / "q", Path("run/quickstart/baseline-digits").absolute()
-    save_classifier(quickstart / "classifier-digits-0.pt", *train_classifier(digits(), epochs=1))
-    (quickstart / "runs").mkdir()
-    for name in ("control-seed0-ab", "control-seed1-cd"):
-        (quickstart / "runs" / name).symlink_to(model)
-    words = ["compare", str(quickstart), "--output", f"{tmp_path}/out", "--cells", "euler-2",
-             "--samples", "100", "--count", "20", "--steps", "2"]  # fmt: skip
-    assert main(words) == 0
-    out = capsys.readouterr().out
-    assert "| euler 2 | control | 2 |" in out and "| euler 2 | control + guide, w = 1 | 3 |" in out
-    assert main([*words, "--weights", "2"]) == 0
-    assert capsys.readouterr().out.count("FID") == 3, "two new rows, and the table's head"
-    with refused("give another --output"):
-        main([*words, "--steps", "3"])
-
-
 def test_the_page_shows_the_results():
     pytest.importorskip("diffusers")
     from run.guidance.compare import table
@@ -277,11 +257,7 @@ def test_the_page_shows_the_results():
     (["sample", "nowhere", "--nfe", "10"], "heun cannot run in 10 network evaluations"),
     (["sample", "nowhere", "--sampler", "magic"], "unknown sampler"),
     (["train", "--data", "digits", "--samples", "no.npz"], "no data at 'no.npz'"),
-    (["compare", "nowhere", "--cells", "euler:10"], "give SAMPLER-NFE[,...], such as euler-5"),
-    (["compare", "nowhere", "--weights", "a"], "--weights"),
-    (["compare", "nowhere", "--weights=-inf"], "--weights: -inf is not allowed; give a number"),
     (["sample", "nowhere", "--guide-weight=nan"], "--guide-weight: nan is not allowed"),
-    (["compare", "nowhere"], "nowhere holds no fine-tunes on digits"),
 ])  # fmt: skip
 def test_wrong_flags_end_in_one_line(tmp_path, refused, words, said):
     with refused(re.escape(said)):

@@ -102,8 +102,7 @@ def test_too_small_a_k_names_the_smallest_that_works(T):
     assert smallest == pytest.approx(1 / T)
 
 
-@pytest.mark.parametrize(("T", "k", "steps"), [(100, 0.29, 29), (1000, 0.2, 200), (1000, 1, 1000),
-                                               (1000, 0.0015, 1)])  # fmt: skip
+@pytest.mark.parametrize(("T", "k", "steps"), [(100, 0.29, 29), (1000, 0.2, 200), (1000, 1, 1000), (1000, 0.0015, 1)])
 def test_reach_is_the_floor_of_the_decimal_product(T, k, steps):
     assert DiscreteVP([1 - (i + 1) / (T + 1) for i in range(T)]).longest_lookahead(k) == steps
 

@@ -750,8 +750,7 @@ def test_above_t_max_nothing_is_asked_of_the_denoiser_and_below_nothing_changes(
 @pytest.mark.parametrize("kind", ["vp", "ve"])
 def test_split_is_euler_up_to_t_split_and_heun_at_its_weight_up_to_t_max(kind, fused):
     split = {"projection": "split", "t_split": 0.4, "split_weight": 0.25, "t_max": 0.8}
-    observers = [make_observer(kind, fused=fused, r1=0.0, **c)
-                 for c in ({}, {"projection": "heun"}, split)]  # fmt: skip
+    observers = [make_observer(kind, fused=fused, r1=0.0, **c) for c in ({}, {"projection": "heun"}, split)]
     batch, s = make_batch(observers[0].schedule, n=32)
     unit_t, net, asked = observers[0].schedule.unit_time(batch["t"]), TinyNet(), []
 

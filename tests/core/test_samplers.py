@@ -165,8 +165,7 @@ SMOOTH = {
 }
 
 
-@pytest.mark.parametrize(("sampler", "order"), [("euler", 1), ("heun", 2), ("s-pndm", 2),
-                                                ("f-pndm", 2)])  # fmt: skip
+@pytest.mark.parametrize(("sampler", "order"), [("euler", 1), ("heun", 2), ("s-pndm", 2), ("f-pndm", 2)])
 @pytest.mark.parametrize("grid", SMOOTH)
 def test_order_of_convergence_on_a_smooth_grid(grid, sampler, order):
     make, discretisation = SMOOTH[grid]
@@ -184,8 +183,7 @@ def test_order_of_convergence_in_log_sigma(sampler, order):
     assert math.log2(coarse / fine) == pytest.approx(order, abs=0.1)
 
 
-@pytest.mark.parametrize(("sampler", "degree"), [("euler", 0), ("heun", 1), ("s-pndm", 1),
-                                                 ("f-pndm", 3)])  # fmt: skip
+@pytest.mark.parametrize(("sampler", "degree"), [("euler", 0), ("heun", 1), ("s-pndm", 1), ("f-pndm", 3)])
 def test_polynomials_in_sigma_are_integrated_exactly_up_to_the_samplers_degree(sampler, degree):
     for power in range(degree + 2):
         x_T = torch.zeros(1, 1, dtype=torch.float64)
@@ -197,8 +195,7 @@ def test_polynomials_in_sigma_are_integrated_exactly_up_to_the_samplers_degree(s
         assert torch.allclose(got, exact, rtol=0, atol=1e-12) == (power <= degree)
 
 
-@pytest.mark.parametrize(("sampler", "terms"), [("euler", 2), ("heun", 3), ("s-pndm", 3),
-                                                ("f-pndm", 5)])  # fmt: skip
+@pytest.mark.parametrize(("sampler", "terms"), [("euler", 2), ("heun", 3), ("s-pndm", 3), ("f-pndm", 5)])
 def test_the_first_step_is_the_exponentials_series(sampler, terms):
     # dx / dsigma = x: a step of h multiplies x by 1 + h + h^2 / 2 + ... up to the start's order.
     path = in_eight(lambda x, t: x, torch.ones(1, 1, dtype=torch.float64), sampler)
@@ -222,9 +219,8 @@ def test_f_pndm_is_of_fourth_order_where_steps_are_even_in_sigma():
 def test_euler_and_stochastic_are_diffusers_ddim(sampler, nfe, eta):
     diffusers = pytest.importorskip("diffusers")
     scheduler = diffusers.DDIMScheduler(
-        beta_schedule="linear", clip_sample=False, set_alpha_to_one=True,
-        timestep_spacing="leading",
-    )  # fmt: skip
+        beta_schedule="linear", clip_sample=False, set_alpha_to_one=True, timestep_spacing="leading"
+    )
     scheduler.set_timesteps(nfe)
     schedule = DiscreteVP(scheduler.alphas_cumprod)
     net = Mixture(schedule, torch.float32)
@@ -235,8 +231,7 @@ def test_euler_and_stochastic_are_diffusers_ddim(sampler, nfe, eta):
         z = torch.randn(x.shape, generator=generator)
         x = scheduler.step(eps, index, x, eta=eta, variance_noise=z).prev_sample
     assert [int(t[0]) - 1 for t in net.times] == scheduler.timesteps.tolist()
-    ours = sample(net, x_T, schedule, sampler=sampler, nfe=nfe, eta=eta,
-                  generator=torch.Generator().manual_seed(5))  # fmt: skip
+    ours = sample(net, x_T, schedule, sampler=sampler, nfe=nfe, eta=eta, generator=torch.Generator().manual_seed(5))
     torch.testing.assert_close(ours, x, rtol=0, atol=1e-5)
     assert ours.dtype == torch.float32
 
@@ -347,8 +342,7 @@ def test_the_generator_alone_decides_the_noise():
     schedule = DiscreteVP.linear()
     net, x_T, before = Mixture(schedule), noise(), torch.get_rng_state()
     generators = [torch.Generator().manual_seed(seed) for seed in (1, 1, 2)]
-    runs = [sample(net, x_T, schedule, sampler="stochastic", nfe=5, generator=g)
-            for g in generators]  # fmt: skip
+    runs = [sample(net, x_T, schedule, sampler="stochastic", nfe=5, generator=g) for g in generators]
     assert torch.equal(runs[0], runs[1]) and not torch.equal(runs[0], runs[2])
     assert torch.equal(torch.get_rng_state(), before)
 

@@ -45,8 +45,7 @@ def test_a_step_is_ddims():
 
 def test_a_step_is_linear_in_sigma_for_ve():
     # dx / dsigma = eps: from 2 to 0.5 along 3 is -4.5.
-    x = step(KarrasVE(), torch.ones(1, 1), torch.full((1, 1), 3.0), torch.tensor([2.0]),
-             torch.tensor([0.5]))  # fmt: skip
+    x = step(KarrasVE(), torch.ones(1, 1), torch.full((1, 1), 3.0), torch.tensor([2.0]), torch.tensor([0.5]))
     assert float(x) == 1 - 4.5
 
 

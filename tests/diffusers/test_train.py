@@ -187,7 +187,7 @@ def test_a_run_is_not_continued_with_other_settings(trained, capsys):
         (["--channels", "16,8"], "was made with other settings (unet: ['8,8'"),
         (["--ogdm-d-width", "0.5", "--batch-size", "3"], "ogdm_d_width: "),
         (["--ogdm", "false"], "was made with other settings (ogdm: True there, False here)"),
-    ]:  # fmt: skip
+    ]:
         with pytest.raises(SystemExit):
             main([*TINY, *OGDM, "--output", str(trained), *flags])
         assert words in capsys.readouterr().err

@@ -49,9 +49,8 @@ def run(script: Path, *args, ranks: int | None = None, shims: bool = False) -> s
     alone = {} if ranks else {"MASTER_PORT": "0"}
     env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | alone
     done = subprocess.run(
-        [str(part) for part in line], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True,
-    )  # fmt: skip
+        [str(part) for part in line], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     assert done.returncode == 0, done.stdout[-4000:]
     return done.stdout
 

@@ -136,8 +136,7 @@ def resumed(patched, baseline, data, tmp_path_factory):
     Two ranks, class-conditional, Heun, several rounds a step.
     """
     folder = tmp_path_factory.mktemp("resumed")
-    args = [*TINY, *OGDM, f"--data={data}", "--cond=1", "--batch=240", "--batch-gpu=60",
-            "--ogdm-projection=heun"]  # fmt: skip
+    args = [*TINY, *OGDM, f"--data={data}", "--cond=1", "--batch=240", "--batch-gpu=60", "--ogdm-projection=heun"]
     begin = [f"--transfer={baseline / 'network-snapshot-000001.pkl'}", "--seed=1"]
     train = patched("edm") / "train.py"
     whole, parts = folder / "whole", folder / "parts"

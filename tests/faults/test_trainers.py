@@ -77,7 +77,7 @@ READERS = {
     "edm: training state": ("training-state-000002.pt", _edm_state),
     "edm: snapshot": ("snapshot.pkl", _edm_snapshot),
     "ldm": ("last.ckpt", _ldm_checkpoint),
-}  # fmt: skip
+}
 DAMAGE = {
     "cut short": lambda content: content[: len(content) // 2],
     "its end lost": lambda content: content[:-40],
@@ -280,7 +280,7 @@ SETTINGS = {  # of the run that resumes, the words, and whether it is refused
     "form": ({"adversarial": "hinge"}, "adversarial: nonsaturating there, hinge here", False),
     "rates": ({"d_lr": 1e-4, "r1": 0.5}, "r1: 0.01 there, 0.5 here; d_lr: 0.001 there", False),
     "none": ({}, "", False),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("change", SETTINGS)

@@ -85,8 +85,7 @@ def edm(patched, tmp_path_factory):
     where = patched("edm")
 
     def train(*more, ranks: int = 0):
-        return command(where, where / "train.py", *flags, f"--outdir={folder / 'run'}", *more,
-                       ranks=ranks)  # fmt: skip
+        return command(where, where / "train.py", *flags, f"--outdir={folder / 'run'}", *more, ranks=ranks)
 
     done = train("--duration=0.002")
     assert done.returncode == 0, done.stderr[-3000:]
@@ -202,8 +201,7 @@ def test_ldm_ends_when_one_of_two_ranks_is_killed(ldm):
     line = [sys.executable, "main.py", "--trust", "-t", "True", "--scale_lr", "False", *new,
             "--name", "killed", "--gpus", "0,1", "--max_steps", "100000"]  # fmt: skip
     env = {name: v for name, v in environment(where).items() if name != "MASTER_PORT"}
-    job = subprocess.Popen([*map(str, line)], cwd=where, env=env,
-                           stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+    job = subprocess.Popen([*map(str, line)], cwd=where, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         logs = run.parent
         deadline = time.monotonic() + 300

@@ -81,8 +81,7 @@ def watch(model) -> list[dict]:
         def watched(**kw):
             note = kw | {"s": kw["t"].clamp(max=7), "output": outputs[-1], "before": len(outputs)}
             emission = observe(s=note["s"], **kw)
-            note["fake"], note["real"] = (getattr(model.observer._pending[-1], n)
-                                          for n in ("fake", "real"))  # fmt: skip
+            note["fake"], note["real"] = (getattr(model.observer._pending[-1], n) for n in ("fake", "real"))
             note["evaluations"] = len(outputs)
             outputs.clear()
             notes.append(note)
@@ -200,9 +199,7 @@ def check_accumulated_gradients_are_those_of_the_whole_batch():
         model = fit(build(target="ldm_exact.PerSample", scale_by_std=False), batch_size, **options)
         assert model.observer.steps == model.trainer.global_step == 2
         optimizers = (model.trainer.optimizers[0], model.observer.optimizer)
-        moments.append([
-            torch.cat([s["exp_avg"].flatten() for s in o.state.values()]) for o in optimizers
-        ])  # fmt: skip
+        moments.append([torch.cat([s["exp_avg"].flatten() for s in o.state.values()]) for o in optimizers])
     for whole, parts in zip(*moments, strict=True):
         assert whole.norm() > 0 and (whole - parts).norm() < 1e-3 * whole.norm()
 

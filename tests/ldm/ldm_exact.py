@@ -21,8 +21,7 @@ class PerSample(OGDMLatentDiffusion):
         return posterior.mode()
 
     def forward(self, x, c):
-        generators = [torch.Generator().manual_seed(i + 1000 * self.global_step)
-                      for i in self._index]  # fmt: skip
+        generators = [torch.Generator().manual_seed(i + 1000 * self.global_step) for i in self._index]
         t = torch.stack([torch.randint(self.num_timesteps, (), generator=g) for g in generators])
         noise = torch.stack([torch.randn(x.shape[1:], generator=g) for g in generators])
         return self.p_losses(x, c, t.to(x.device), noise.to(x.device))

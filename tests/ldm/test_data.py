@@ -38,9 +38,7 @@ def test_images_leave_the_archive_byte_for_byte(archive, tmp_path):
     for line in lines(out, "train"):
         path = out / "churches" / line
         assert hashlib.sha1(path.read_bytes()).hexdigest() == path.stem
-    assert sorted(p.name for p in out.iterdir()) == [
-        "church_outdoor_train.txt", "church_outdoor_val.txt", "churches",
-    ]  # fmt: skip
+    assert sorted(p.name for p in out.iterdir()) == ["church_outdoor_train.txt", "church_outdoor_val.txt", "churches"]
 
 
 def test_a_second_run_continues(archive, tmp_path):

@@ -17,8 +17,7 @@ from tests.core.toys import differences
 
 ldm_tiny = pytest.importorskip("tests.ldm.ldm_tiny", reason="pip install -e '.[ldm]' brings Lightning")
 TESTS = Path(__file__).resolve().parent
-SAMPLERS = {"euler": 4, "heun": 5, "s-pndm": 5, "f-pndm": 13, "dpmpp-2m": 4, "unipc": 4,
-            "stochastic": 4}  # fmt: skip
+SAMPLERS = {"euler": 4, "heun": 5, "s-pndm": 5, "f-pndm": 13, "dpmpp-2m": 4, "unipc": 4, "stochastic": 4}
 QUIET = "lightning.callbacks.image_logger.params.disabled=true"
 KEEP_ALL = ["lightning.modelcheckpoint.params.save_top_k=-1"]
 BY_STEP = KEEP_ALL + [
@@ -102,10 +101,9 @@ class Runs:
             train("steps", paths["on"], folder, *six, *BY_STEP),
             resume("steps_again", "steps", "step=3.ckpt", *six),
             train("finetune", paths["on"], folder, "--max_steps", "1", start),
-            resume("from_upstream", "off", "epoch=000000.ckpt", "--base", paths["on"],
-                   "--max_epochs", "2"),
+            resume("from_upstream", "off", "epoch=000000.ckpt", "--base", paths["on"], "--max_epochs", "2"),
             train("one", paths["one"], folder, "--max_steps", "2"),
-        ]  # fmt: skip
+        ]
         last = "{on}/checkpoints/last.ckpt"
         for sampler, nfe in SAMPLERS.items():
             argv = ["scripts/sample_diffusion.py", "-r", last, "-n", "3", "--batch_size", "2"]
