@@ -20,8 +20,8 @@ GAIN = math.sqrt(2 / (1 + SLOPE**2))
 def scaled(z: Tensor, scale: float, bias: Tensor | None) -> Tensor:
     """scale z + bias, in one pass over z [N, C, ...].
 
-    A layer's scale meets its output here, not its weights: that would take a copy of them, which
-    the backward pass keeps, and at small batches weights are most of D's memory.
+    We scale the layer's output. Scaling the weights would copy them and keep the copy for the
+    backward pass, and at small batches weights are most of D's memory.
     """
     if bias is None:
         return z * scale

@@ -1,4 +1,4 @@
-"""What a splice reads off its trainer: the forward pass, and where its learning rate stands."""
+"""What a backbone reads off its trainer: the forward pass, and where its learning rate stands."""
 
 from collections.abc import Callable
 from typing import Any

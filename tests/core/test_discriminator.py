@@ -3,10 +3,8 @@ import math
 import pytest
 import torch
 from torch.nn import functional as F
-from torch.nn.functional import softplus
-from torch.utils.flop_counter import FlopCounterMode
 
-from ogdm_core import Discriminator, LightDiscriminator
+from ogdm_core import Discriminator
 from ogdm_core.discriminator import KINDS, Conv, embed_time, minibatch_std
 from tests.core.toys import inputs
 
@@ -136,14 +134,6 @@ def test_real_and_fake_never_share_a_group(n):
             torch.testing.assert_close(both[n:], D(fake, t, s))
 
 
-def test_groups_of_a_split_batch_are_those_of_the_whole():
-    D = make()
-    x, t, s = inputs(16)
-    with torch.no_grad():
-        halves = [D(x[i : i + 8], t[i : i + 8], s[i : i + 8]) for i in (0, 8)]
-        torch.testing.assert_close(torch.cat(halves), D(x, t, s))
-
-
 def test_the_statistic_is_used_but_each_score_has_its_own_gradient():
     D = make()
     x, t, s = inputs(4)
@@ -170,16 +160,6 @@ def test_downsampling_blurs_first(kernel):
     assert float(conv(stripes)[..., inner, inner].abs().max()) < 1e-6
     expected = (conv.weight * conv.scale).sum((1, 2, 3))  # the blur itself has gain 1
     torch.testing.assert_close(conv(flat)[0, :, 4, 4], expected)
-
-
-def test_the_fast_blur_is_blur_then_stride():
-    conv = Conv(2, 5, 1, bias=False, down=True)
-    x = torch.randn(3, 2, 16, 16, generator=torch.Generator().manual_seed(0))
-    tap = torch.tensor([1.0, 3.0, 3.0, 1.0]) / 8
-    kernel = (tap[:, None] * tap).expand(2, 1, 4, 4)
-    blurred = F.conv2d(F.pad(x, (1, 2, 1, 2)), kernel, groups=2)[..., ::2, ::2]
-    expected = F.conv2d(blurred, conv.weight * conv.scale)
-    torch.testing.assert_close(conv(x), expected)
 
 
 def test_signals_keep_their_size_through_a_new_discriminator():
@@ -226,17 +206,6 @@ def test_autocast_runs_and_stays_close():
     torch.testing.assert_close(low, exact, rtol=0.05, atol=0.05 * float(exact.detach().std()))
 
 
-def test_second_derivatives_exist():
-    D = make(size=16)
-    x, t, s = inputs(4, 16)
-    x.requires_grad_()
-    (gradient,) = torch.autograd.grad(D(x, t, s).sum(), x, create_graph=True)
-    gradient.square().sum().backward()
-    for name, p in D.named_parameters():
-        if name.endswith("weight"):
-            assert bool(p.grad.isfinite().all()) and bool(p.grad.any()), name
-
-
 def test_state_holds_parameters_only():
     D = make()
     assert set(D.state_dict()) == {name for name, _ in D.named_parameters()}
@@ -248,38 +217,3 @@ def test_state_holds_parameters_only():
 def test_the_light_ones_score_is_its_own_samples_alone():
     D, (x, t, s) = make("light"), inputs()
     torch.testing.assert_close(D(x[1:2], t[1:2], s[1:2])[0], D(x, t, s)[1])
-
-
-def test_the_light_one_learns_within_a_hundred_steps_what_the_papers_cannot_at_the_same_rate():
-    """Real and fake differ by a faint pattern, the kind that a good denoiser leaves."""
-    torch.manual_seed(0)
-    pattern = 0.2 * torch.randn(1, 1, 8, 8)
-
-    def final_loss(D):
-        optimizer, losses = torch.optim.Adam(D.parameters(), lr=1e-3), []
-        generator = torch.Generator().manual_seed(1)
-        for _ in range(100):
-            x = torch.randn(128, 1, 8, 8, generator=generator)
-            x[:64] += pattern
-            t = torch.rand(128, generator=generator)
-            logit = D(x, t, t / 3)
-            loss = (softplus(-logit[:64]) + softplus(logit[64:])).mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            losses.append(float(loss.detach()))
-        return sum(losses[-20:]) / 20
-
-    light = final_loss(make("light", channels=1, width=1))
-    paper = final_loss(make(channels=1, width=0.0625))
-    assert light < 0.9 and light < paper - 0.1
-
-
-def test_the_light_one_costs_a_hundredth_of_the_papers():
-    def cost(D):
-        x, t, s = inputs(2, 32)
-        with FlopCounterMode(display=False) as counter:
-            D(x, t, s)
-        return counter.get_total_flops()
-
-    assert cost(LightDiscriminator(3, 32)) < cost(Discriminator(3, 32, width=0.25)) / 10

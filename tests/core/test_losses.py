@@ -1,21 +1,9 @@
-import math
-
 import pytest
 import torch
 
 from ogdm_core.losses import emission_loss, fake_loss, r1_penalty, real_loss
 
 LOGITS = torch.tensor([-2.0, -0.4, 0.0, 0.7, 2.0], dtype=torch.float64)
-
-
-def test_nonsaturating_worked_by_hand():
-    # log(1 + e^-2) = 0.126928, log(1 + e^2) = 2.126928, log 2 = 0.693147
-    at = torch.tensor([2.0, -2.0, 0.0])
-    small, large, even = 0.126928, 2.126928, 0.693147
-    expected = pytest.approx([small, large, even], abs=1e-6)
-    assert emission_loss(at, "nonsaturating").tolist() == expected
-    assert real_loss(at, "nonsaturating").tolist() == expected
-    assert fake_loss(at, "nonsaturating").tolist() == pytest.approx([large, small, even], abs=1e-6)
 
 
 def test_nonsaturating_is_the_papers_logarithms():
@@ -29,17 +17,6 @@ def test_hinge_worked_by_hand():
     assert emission_loss(LOGITS, "hinge").tolist() == [2.0, 0.4, 0.0, -0.7, -2.0]
     assert real_loss(LOGITS, "hinge").tolist() == pytest.approx([3.0, 1.4, 1.0, 0.3, 0.0])
     assert fake_loss(LOGITS, "hinge").tolist() == pytest.approx([0.0, 0.6, 1.0, 1.7, 3.0])
-
-
-@pytest.mark.parametrize("adversarial", ["nonsaturating", "hinge"])
-def test_slopes_point_the_right_way(adversarial):
-    at = LOGITS.clone().requires_grad_()
-    signs = []
-    for loss in (emission_loss, real_loss, fake_loss):
-        (slope,) = torch.autograd.grad(loss(at, adversarial).sum(), at)
-        signs.append(slope.sign().sum().item())
-    # The denoiser wants D's logit up, D wants it up at real and down at fake images.
-    assert signs[0] == -5 and signs[1] < 0 < signs[2]
 
 
 def test_nonsaturating_is_finite_and_has_a_slope_when_d_is_certain():
@@ -64,10 +41,3 @@ def test_r1_worked_by_hand():
 def test_r1_is_a_sum_over_all_of_an_image_not_a_mean():
     x = torch.zeros(2, 3, 4, 4, requires_grad=True)
     assert r1_penalty(x.sum((1, 2, 3)), x).tolist() == [48, 48]
-
-
-def test_chance_costs_what_it_should():
-    zero = torch.zeros(1)
-    total = real_loss(zero, "nonsaturating") + fake_loss(zero, "nonsaturating")
-    assert float(total) == pytest.approx(2 * math.log(2))
-    assert float(real_loss(zero, "hinge") + fake_loss(zero, "hinge")) == 2

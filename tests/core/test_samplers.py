@@ -30,11 +30,6 @@ def test_every_sampler_has_a_cost():
     assert list(FUNCTIONS) == list(SAMPLERS)
 
 
-@pytest.mark.parametrize(("sampler", "nfe", "steps"), COSTS)
-def test_steps_are_derived_from_the_papers_nfes(sampler, nfe, steps):
-    assert steps_for_nfe(sampler, nfe) == steps
-
-
 @pytest.mark.parametrize("kind", SCHEDULES)
 @pytest.mark.parametrize(("sampler", "nfe", "steps"), COSTS)
 def test_network_evaluations_are_exactly_nfe_and_never_at_the_data(kind, sampler, nfe, steps):
@@ -406,17 +401,10 @@ def test_sampling_builds_no_graph_and_does_not_change_its_input():
         assert torch.equal(x_T, before)
 
 
-def test_images_of_any_shape():
-    schedule = DiscreteVP.linear()
-    x_T = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(0))
-    for sampler in SAMPLERS:
-        assert sample(lambda x, t: x, x_T, schedule, sampler=sampler, nfe=15).shape == x_T.shape
-
-
 def test_the_progress_bar_changes_nothing(capsys):
-    pytest.importorskip("rich")
+    pytest.importorskip("tqdm")
     schedule = DiscreteVP.linear()
     net, x_T = Mixture(schedule), noise()
     bar = sample(net, x_T, schedule, sampler="heun", nfe=19, progress=True)
-    assert "heun, NFE 19" in capsys.readouterr().out
+    assert "heun, NFE 19" in capsys.readouterr().err
     assert torch.equal(bar, sample(net, x_T, schedule, sampler="heun", nfe=19))

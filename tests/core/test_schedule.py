@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from ogdm_core import DiscreteVP, KarrasVE, RectifiedFlow, Schedule, step
+from ogdm_core import DiscreteVP, KarrasVE, RectifiedFlow, step
 from ogdm_core.schedule import expand
 from tests.core.toys import SCHEDULES
 
@@ -201,12 +201,3 @@ def test_rectified_flow_is_finite_at_its_noisy_end(u):
     u = torch.full((4,), u)
     x_u = step(schedule, x_t, predicted, t, u)
     torch.testing.assert_close(x_u, schedule.diffuse(x_0, eps, u), atol=2e-3, rtol=0)
-
-
-def test_a_schedule_that_leaves_a_method_out_cannot_be_made():
-    class Half(Schedule):
-        def a(self, t):
-            return t
-
-    with pytest.raises(TypeError, match="abstract"):
-        Half()

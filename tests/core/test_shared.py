@@ -18,6 +18,7 @@ from ogdm_core.random import global_state, set_global_state
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser()
     made.add_argument("--steps", type=int, default=50)
+    made.add_argument("--batch_size", type=int, default=4)
     fewstep.add_arguments(made, tuple(fewstep.FLAGS), own=("steps",), seed=3)
     return made
 
@@ -32,6 +33,11 @@ def parser() -> argparse.ArgumentParser:
         ("--sampler euler --nfe 0", "--nfe: euler cannot run in 0 "),
         ("--sampler euler --steps 5", "--steps steers upstream's own sampler"),
         ("--sampler ddim", "s-pndm"),
+        ("--sampler stochastic --eta nan", "--eta: nan is not allowed"),
+        ("--sampler stochastic --eta 5", "--eta: 5 is not allowed"),
+        ("--sampler euler --batch_size 0", "--batch_size: 0 is not allowed"),
+        ("--npz .", "--npz: cannot write"),
+        (f"--npz {__file__}/x.npz", "--npz: cannot write"),
     ],
 )
 def test_contradictory_flags_are_usage_errors(capsys, args, message):
@@ -86,20 +92,6 @@ def test_a_recorder_keeps_the_pass_and_the_random_state_before_it():
     assert net.output is output
     torch.set_rng_state(net.rng[0])
     assert torch.equal(net(x, 1, scale=3), output)
-
-
-def test_heuns_second_pass_of_a_diffusers_model_has_the_dropout_of_the_first():
-    masks = []
-
-    def unet(x, t, class_labels=None):
-        masks.append(torch.nn.functional.dropout(torch.ones_like(x)))
-        return argparse.Namespace(sample=x * masks[-1])
-
-    schedule = DiscreteVP.linear()
-    observer = Observer(OGDMConfig(projection="heun", d_width=0.02), schedule, 1, 8)
-    x, t = torch.randn(2, 1, 8, 8), torch.tensor([300, 700])
-    model.training_loss(unet, x, torch.randn_like(x), t, schedule, observer=observer)
-    assert len(masks) == 2 and torch.equal(*masks)
 
 
 @pytest.mark.parametrize("argument", ["class_labels", "encoder_hidden_states"])

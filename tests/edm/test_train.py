@@ -147,19 +147,6 @@ def test_split_asks_the_network_again_with_the_labels_of_the_noisy_images():
     assert torch.equal(augment_labels, flip(images)[1][high])
 
 
-def test_emission_reaches_the_network_through_both_of_heuns_evaluations():
-    gradients = {}
-    for projection in ("euler", "heun"):
-        session, net, loss_fn = observed(projection)
-        torch.manual_seed(1)
-        images, labels = batch()
-        loss_fn(net=net, images=images, labels=labels, augment_pipe=flip)
-        loss_fn.emission.sum().backward()
-        gradients[projection] = net.conv.weight.grad
-    assert gradients["euler"].abs().max() > 0
-    assert not torch.allclose(gradients["euler"], gradients["heun"], rtol=1e-2)
-
-
 def test_recorded_loss_pickles_as_upstreams_own():
     _, net, loss_fn = observed()
     images, labels = batch()
