@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from tqdm import trange
 
 from ogdm_core.diffusers.model import load_model, make_eps_fn, schedule_of
 from ogdm_core.fewstep import write_npz
 from ogdm_core.guidance import Guide, gradient_plan, guided, guided_nfe, load_guide
 from ogdm_core.images import to_uint8
-from ogdm_core.progress import Progress
 from ogdm_core.random import generator_of
 from ogdm_core.samplers import sample
 from ogdm_core.solvers import EpsFn
@@ -57,8 +57,7 @@ class Model:
     ) -> Tensor:  # fmt: skip
         """Samples [N, C, H, W] in [-1, 1], on the CPU; `guide` corrects eps once per step."""
         labels, parts = self.labels(len(noise)), []
-        progress = Progress(f"{sampler} {nfe}: image", len(noise))
-        for i in range(0, len(noise), batch):
+        for i in trange(0, len(noise), batch, desc=f"{sampler} {nfe}", unit="batch", leave=False, disable=None):
             label = None if labels is None else labels[i : i + batch]
             eps_fn = self.eps_fn(label)
             if guide is not None:
@@ -70,7 +69,6 @@ class Model:
                 generator=generator_of("steps", i, device=self.device),
             )  # fmt: skip
             parts.append(x.clamp(-1, 1).cpu())
-            progress.update(min(i + batch, len(noise)))
         return torch.cat(parts)
 
 

@@ -61,10 +61,10 @@ def main(argv: list[str] | None = None) -> int:
 
         from ogdm_core.files import check_writable, write_json
         from ogdm_core.images import load
+        from run.distil.fine_tunes import fine_tunes, table
         from run.distil.student import distil, draw
         from run.evaluate import metrics
         from run.evaluate.classifier import load_classifier
-        from run.guidance.compare import fine_tunes, table
         from run.provenance import commit
         from run.sampling import Model
 

@@ -7,14 +7,14 @@ import sys
 import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits as cross_entropy
+from tqdm import trange
 
 from ogdm_core.guidance import Guide
 from ogdm_core.images import Images, batch_index, load
-from ogdm_core.progress import Progress
 from ogdm_core.random import generator_of
 
 HELD = 10  # one image in ten is held out
-CHECKS = 20  # times that the loss on these is measured
+CHECKS = 20  # how often the loss on held-out images is measured
 
 
 def load_samples(name: str, channels: int, size: int | None = None) -> Images:
@@ -29,7 +29,7 @@ def load_samples(name: str, channels: int, size: int | None = None) -> Images:
 def train_guide(
     real: Images, fake: Images, *, steps: int = 2000, batch: int = 128, lr: float = 1e-3,
     kind: str = "light", width: float = 1.0, labels: int = 0, flip: bool = False, seed: int = 0,
-    device: str = "cpu", name: str = "step",
+    device: str = "cpu",
 ) -> tuple[Guide, float]:  # fmt: skip
     """The guide with the least cross-entropy on held-out images, and that cross-entropy.
 
@@ -77,20 +77,20 @@ def train_guide(
         return float(loss(repeated, generator))
 
     best, least, every = guide.state_dict(), math.inf, -(-steps // CHECKS)
-    with Progress(name, steps, file=sys.stdout) as progress:
-        for step in range(1, steps + 1):
-            index = [order[batch_index(len(order), batch, step, seed)] for order in train]
-            value = loss(index, generator_of(seed, step))
-            optimizer.zero_grad()
-            value.backward()
-            for group in optimizer.param_groups:
-                group["lr"] = lr * (1 - (step - 1) / steps)
-            optimizer.step()
-            if step % every == 0 or step == steps:
-                now = held_out()
-                if now < least:
-                    best, least = copy.deepcopy(guide.state_dict()), now
-                note = f"loss {value.item():.3f}  held out {now:.4f}  best {least:.4f}"
-                progress.update(step, note, show=True)
+    progress = trange(1, steps + 1, desc="guide", unit="step", disable=None)
+    for step in progress:
+        index = [order[batch_index(len(order), batch, step, seed)] for order in train]
+        value = loss(index, generator_of(seed, step))
+        optimizer.zero_grad()
+        value.backward()
+        for group in optimizer.param_groups:
+            group["lr"] = lr * (1 - (step - 1) / steps)
+        optimizer.step()
+        if step % every == 0 or step == steps:
+            now = held_out()
+            if now < least:
+                best, least = copy.deepcopy(guide.state_dict()), now
+            words = f"loss {value.item():.3f}, held out {now:.4f}, least so far {least:.4f}"
+            progress.write(f"guide: step {step}/{steps}, {words}", file=sys.stderr)
     guide.load_state_dict(best)
     return guide.eval().requires_grad_(False), least

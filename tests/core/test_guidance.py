@@ -185,7 +185,7 @@ def test_training_learns_to_point_at_the_data(capsys):
     bright, dark = blobs(200, 180), blobs(200, 80, seed=1)
     guide, loss = train_guide(bright, dark, steps=60, batch=32)
     assert loss < 0.6
-    assert "step 60/60  loss" in capsys.readouterr().out
+    assert "step 60/60, loss" in capsys.readouterr().err
     again, _ = train_guide(bright, dark, steps=60, batch=32)
     assert all(map(torch.equal, guide.state_dict().values(), again.state_dict().values()))
     x, t = torch.zeros(4, 1, 8, 8), torch.full((4,), 0.5)
@@ -221,7 +221,7 @@ def test_the_commands_sample_train_and_guide(tmp_path, capsys):
 
 def test_fine_tunes_are_those_on_the_data_that_is_asked_for(tmp_path):
     pytest.importorskip("diffusers")
-    from run.guidance.compare import fine_tunes
+    from run.distil.fine_tunes import fine_tunes
 
     for name, data in (("control-seed0-ab", "digits"), ("control-seed0-cd", "mnist")):
         (tmp_path / "runs" / name / "unet").mkdir(parents=True)
@@ -239,7 +239,7 @@ def test_fine_tunes_are_those_on_the_data_that_is_asked_for(tmp_path):
 
 def test_the_page_shows_the_results():
     pytest.importorskip("diffusers")
-    from run.guidance.compare import table
+    from run.distil.fine_tunes import table
 
     rows, want = json.loads(Path("docs/results/guidance.json").read_text())["rows"], {}
     for line in table(rows).splitlines()[2:]:
