@@ -10,7 +10,7 @@
 #   run/quickstart.sh --from-scratch        trains the baseline, too
 #   run/quickstart.sh --ogdm-adversarial hinge --ogdm-gamma 0.02
 #                                           any setting of the method may be changed
-#   run/quickstart.sh --flags               every flag
+#   run/quickstart.sh --flags               every flag, with the defaults that hold beside the other flags
 #
 # Sets itself up; needs Python and a package index, no GPU, no submodule, no download. Writes
 # results.json, fid_vs_nfe.png, samples.png, trajectory.png and report.html into OUT, and prints the
@@ -18,8 +18,4 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 help_if_asked "$@"
-
-for arg in "$@"; do
-  case "$arg" in --flags) set -- --help ;; esac
-done
 launch run.quickstart "diffusers mnist" "$@"

@@ -19,9 +19,6 @@ help_if_asked "$@"
 
 extras="analysis diffusers tables"
 for arg in "$@"; do
-  case "$arg" in
-    --flags) set -- --help ;;
-    mnist | --data=mnist) extras+=" mnist" ;;
-  esac
+  case "$arg" in mnist | --data=mnist) extras+=" mnist" ;; esac
 done
 launch run.sweep "$extras" "$@"

@@ -8,6 +8,4 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 help_if_asked "$@"
-if [ "${1:-}" = --flags ]; then set -- --help; fi
-
-launch run.quickstart.toy diffusers "$@"
+launch run.toy diffusers "$@"

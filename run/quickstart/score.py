@@ -1,12 +1,14 @@
 """Samples a diffusers model with every sampler at every NFE, and measures FID and recall.
 
-python -m run.quickstart.score MODEL --data mnist --output rows.json
+    python -m run.quickstart.score MODEL --data mnist --output rows.json
+
+Writes rows.json, some samples of each cell to rows.npz, and to rows.jsonl a line per cell that is done.
 """
 
+import json
 import re
 import sys
 from argparse import ArgumentTypeError
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,13 +16,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 from ogdm_core import images as data_sets
 from ogdm_core.cli import Parser, cells, errors_in_one_line, number
 from ogdm_core.diffusers.train import check_model
 from ogdm_core.files import atomic_write, check_writable, sha256, write_json
 from ogdm_core.nfe import DISCRETISATIONS
-from ogdm_core.progress import Progress
 from ogdm_core.samplers import sample
 from ogdm_core.solvers import step
 from run.evaluate import classifier as features
@@ -69,13 +71,13 @@ def classifier_path(out: Path, data: str) -> Path:
     return out / f"classifier-{name}-{sha256(features.__file__)[:8]}.pt"
 
 
-def ensure_classifier(out: Path, data: str, say: Callable[[str], None] = print) -> Path:
+def ensure_classifier(out: Path, data: str) -> Path:
     """The classifier whose features FID and recall are measured in."""
     path = classifier_path(out, data)
     try:
         features.load_classifier(path)
     except ValueError:  # absent or damaged
-        say("training a classifier whose features FID is measured in")
+        print("training a classifier whose features FID is measured in", flush=True)
         images = data_sets.load(data)
         features.save_classifier(path, *features.train_classifier(images))
     return path
@@ -92,7 +94,7 @@ def main(argv: list[str] | None = None) -> int:
     add("--samples", type=number(int, 4), default=2500, help="images per cell (default: 2500)")
     add("--cells", type=cells, metavar="SAMPLER-NFE,...", help="as in euler-5,s-pndm-10",
         default=[(sampler, nfe) for sampler, nfes in GRID.items() for nfe in nfes])  # fmt: skip
-    add("--discretisation", type=time_grids, default={}, metavar="GRID|SAMPLER-NFE=GRID,...",
+    add("--discretisation", "--discretization", type=time_grids, default={}, metavar="GRID|SAMPLER-NFE=GRID,...",
         help=f"time grid of all cells, or of some: {', '.join(DISCRETISATIONS)} (default: the "
         "model's own)")  # fmt: skip
     add("--keep", type=number(int, 0), default=24, help="images per cell to keep (default: 24)")
@@ -133,13 +135,15 @@ def main(argv: list[str] | None = None) -> int:
                 "recall": recall, "precision": precision,
                 "samples": args.samples}, x[: args.keep]  # fmt: skip
 
-    rows, kept, total, done = [], {}, sum(nfe for _, nfe in args.cells), 0
-    with Progress("step", total, file=sys.stdout) as bar, ThreadPoolExecutor(args.jobs) as pool:
-        for row, x in pool.map(score, args.cells):
+    rows, kept, done = [], {}, 0
+    with ThreadPoolExecutor(args.jobs) as pool, args.output.with_suffix(".jsonl").open("w", buffering=1) as log:
+        for row, x in tqdm(pool.map(score, args.cells), total=len(args.cells), unit="cell", disable=None):
             rows.append(row)
             kept[f"{row['sampler']}-{row['nfe']}"] = x.numpy()
             done += row["nfe"]
-            bar.update(done, f"{row['sampler']} NFE {row['nfe']}: FID {row['fid']:.2f}", show=True)
+            entry = {"step": done} | {name: row[name] for name in ("sampler", "nfe", "fid")}
+            log.write(json.dumps(entry) + "\n")
+            tqdm.write(f"{row['sampler']}, NFE {row['nfe']}: FID {row['fid']:.2f}", file=sys.stderr)
     if args.keep:
         kept["trajectory"] = denoised(model, noise[: args.keep], times("euler", STEPS)).numpy()
     found = {"rows": rows, "classifier_accuracy": accuracy, "half_fid": half_fid}

@@ -78,10 +78,10 @@ def write(results: dict, out: Path) -> list[Path]:
     write_json(files[0], results)
     title = f"FID, and its change against a plain fine-tune of {results['steps']:,} steps"
     write_text(files[1], f"# {title}\n\n    {results['command']}\n\n{to_markdown(results)}\n")
-    return [*files[:2], draw(results, files[2])]
+    return [*files[:2], plot(results, files[2])]
 
 
-def draw(results: dict, path: Path) -> Path:
+def plot(results: dict, path: Path) -> Path:
     """Panels: samplers and NFEs across, settings beyond the first two down. Blue is a lower FID.
 
     The frame is the paper's range of k and gamma, where these are the first two.

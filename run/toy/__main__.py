@@ -1,10 +1,4 @@
-"""A spiral, an MLP, one picture: few-step samples that leave the manifold, and OGDM's that do not.
-
-    run/toy.sh --out out/toy
-
-From one baseline, a control and an OGDM fine-tune of equal length; Euler samples of both from the
-same noise, and their mean distance to the data.
-"""
+"""What run/toy.sh does: the trainings, the samples, the picture."""
 
 import copy
 import math
@@ -14,15 +8,18 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from tqdm import tqdm, trange
 
-from ogdm_core import cli, flags, training_loss
+from ogdm_core import training_loss
+from ogdm_core.cli import errors_in_one_line
 from ogdm_core.config import OGDMConfig
 from ogdm_core.discriminator import embed_time
 from ogdm_core.files import check_writable, write_json
 from ogdm_core.observer import Observer
-from ogdm_core.progress import Progress
 from ogdm_core.samplers import sample
 from ogdm_core.schedule import DiscreteVP
+from run.figures import style
+from run.toy.flags import parse
 
 NFES = (5, 10, 20, 50)
 
@@ -84,26 +81,24 @@ def train(
     ema = torch.optim.swa_utils.AveragedModel(net, multi_avg_fn=average)
     optimizer = torch.optim.Adam(net.parameters(), lr=lr)
     observer = config and Observer(config, schedule, 2, 1, build=PointDiscriminator)
-    with Progress(f"{name}: step", steps, file=sys.stdout, every=5) as progress:
-        for i in range(1, steps + 1):
-            x_0 = data(batch)
-            t = torch.randint(1, schedule.T + 1, (batch,))
-            loss, transition = training_loss(net, x_0, torch.randn_like(x_0), t, schedule, observer)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            ema.update_parameters(net)
-            if observer:
-                observer.step(1.0)
-            progress.update(i, f"transition {float(transition):.3f}", show=i == 1)
+    for i in trange(steps, desc=name, unit="step", disable=None):
+        x_0 = data(batch)
+        t = torch.randint(1, schedule.T + 1, (batch,))
+        loss, transition = training_loss(net, x_0, torch.randn_like(x_0), t, schedule, observer)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        ema.update_parameters(net)
+        if observer:
+            observer.step(1.0)
+        if i % 1000 == 0 or i == steps - 1:
+            tqdm.write(f"{name}: step {i + 1}/{steps}, transition loss {float(transition):.3f}", file=sys.stderr)
     return ema.module.eval().requires_grad_(False)
 
 
 def plot(samples: dict[str, dict[int, Tensor]], off: dict[str, dict[int, float]], path: Path,
          command: str) -> None:  # fmt: skip
     """Methods down, NFE across; the data in grey."""
-    from run.figures import style
-
     curve = spiral(torch.linspace(0.25, 1.75, 500)).flatten(1)
     fig, axes = style.figure(len(samples), len(NFES), size=(10, 5.2), sharex=True, sharey=True)
     for line, (method, by_nfe) in zip(axes, samples.items(), strict=True):
@@ -120,19 +115,8 @@ def plot(samples: dict[str, dict[int, Tensor]], off: dict[str, dict[int, float]]
 def main(argv: list[str] | None = None) -> int:
     """Trains, samples, prints the distances, writes toy.png and toy.json."""
     argv = sys.argv[1:] if argv is None else argv
-    p = cli.Parser(prog="run/toy.sh", description=__doc__)
-    add, count = p.add_argument, cli.number(int, 1)
-    add("--out", type=Path, default=Path("out/toy"), help="folder to write")
-    add("--seed", type=cli.number(int, 0, 2**31), default=0, help="of everything (default: 0)")
-    add("--pretrain", type=count, default=6000, help="steps of the baseline (default: 6000)")
-    add("--steps", type=count, default=3000, help="steps of each fine-tune (default: 3000)")
-    flags.add_arguments(p)
-    p.set_defaults(ogdm_k=0.5, ogdm_gamma=0.1)
-    args = p.parse_args(argv)
-    with cli.errors_in_one_line():
-        import run.figures.style  # noqa: F401  # matplotlib is needed at the end
-
-        config = flags.from_args(vars(args) | {"ogdm": True})
+    args = parse(argv)
+    with errors_in_one_line():
         check_writable(args.out / "toy.json")
     print("three trainings of an MLP: the baseline, the control, OGDM", flush=True)
     torch.set_num_threads(1)  # tiny tensors: more threads only wait for each other
@@ -141,7 +125,7 @@ def main(argv: list[str] | None = None) -> int:
     baseline = train(Denoiser(), schedule, args.pretrain, args.seed, 1e-3, name="baseline")
     nets = {
         method: train(baseline, schedule, args.steps, args.seed + 1, 3e-4, c, name=method)
-        for method, c in (("control", None), ("ogdm", config))
+        for method, c in (("control", None), ("ogdm", args.config))
     }
     torch.manual_seed(args.seed)
     noise = torch.randn(2000, 2, 1, 1)
@@ -152,7 +136,7 @@ def main(argv: list[str] | None = None) -> int:
     print("NFE     " + "".join(f"{n:>9}" for n in NFES))
     for method, by_nfe in off.items():
         print(f"{method:<8}" + "".join(f"{d:>9.4f}" for d in by_nfe.values()))
-    record = {"command": command, "mean_distance": off, "ogdm": config.to_dict()}
+    record = {"command": command, "mean_distance": off, "ogdm": args.config.to_dict()}
     write_json(args.out / "toy.json", record)
     plot(samples, off, args.out / "toy.png", command)
     print(args.out / "toy.png")

@@ -18,13 +18,15 @@ from run.evaluate import __main__ as evaluate
 from run.evaluate import classifier
 from run.lock import exclusive
 from run.quickstart import __main__ as quickstart
-from run.quickstart import report, score, toy
+from run.quickstart import report, score
+from run.quickstart.runner import Runner
 from run.sweep import __main__ as sweep
 from run.tables import __main__ as tables
 from run.tables import workflow
 from run.tables.jobs import Job
 from run.tables.rows import Options
 from run.tables.scale import get_scale
+from run.toy import __main__ as toy
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (8, 4, 4, 3), dtype=np.uint8)
 
@@ -96,8 +98,8 @@ def test_the_quickstarts_children_hold_its_lock(tmp_path, monkeypatch):
     """Where the quickstart is killed and a training is not, a second quickstart waits for it."""
     (tmp_path / "holds.py").write_text("import os, sys\nos.fstat(int(sys.argv[1]))\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with exclusive(tmp_path / ".lock", "testing") as lock, quickstart.Runner(lock) as runner:
-        runner.run("child", "holds", lock)
+    with exclusive(tmp_path / ".lock", "testing") as lock, Runner(lock) as runner:
+        runner.run("child", "holds", [str(lock)])
 
 
 @pytest.mark.parametrize("end", [KeyboardInterrupt, OSError("disk full")])

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,13 +16,17 @@ import torch
 
 pytest.importorskip("diffusers", reason="the diffusers extra is not installed")
 
-from ogdm_core import OGDMConfig  # noqa: E402
+from ogdm_core import OGDMConfig, flags  # noqa: E402
+from ogdm_core.diffusers import __main__ as trainer  # noqa: E402
 from ogdm_core.images import digits  # noqa: E402
 from run.evaluate.classifier import train_classifier  # noqa: E402
 from run.quickstart import __main__ as quickstart  # noqa: E402
-from run.quickstart import report, score, toy  # noqa: E402
+from run.quickstart import report, score  # noqa: E402
+from run.quickstart.flags import parse, to_argv, trainer_flags  # noqa: E402
+from run.quickstart.runner import Runner  # noqa: E402
 from run.quickstart.settings import EXPERIMENTS  # noqa: E402
 from run.sampling import Model  # noqa: E402
+from run.toy import __main__ as toy  # noqa: E402
 
 SMALL = ["--data", "digits", "--steps", "4", "--samples", "100"]
 
@@ -51,7 +56,7 @@ def test_it_writes_what_it_promises(finished):
 
 def test_a_second_run_does_nothing_and_says_the_same(finished, monkeypatch):
     before = json.loads((finished / "results.json").read_text())
-    monkeypatch.setattr(quickstart.Runner, "run", lambda *a, **k: pytest.fail("ran a child"))
+    monkeypatch.setattr(Runner, "run", lambda *a, **k: pytest.fail("ran a child"))
     assert quickstart.main(["--out", str(finished), *SMALL]) == 0
     after = json.loads((finished / "results.json").read_text())
     assert after["rows"] == before["rows"]
@@ -59,9 +64,9 @@ def test_a_second_run_does_nothing_and_says_the_same(finished, monkeypatch):
 
 def test_a_longer_control_has_a_run_of_its_own_and_ogdms_stays(finished):
     def folders(*argv):
-        args, _ = quickstart.parse(["--out", str(finished), *SMALL, *argv])
-        rest = [SimpleNamespace(run=lambda *words: None), EXPERIMENTS["digits"].shipped, finished]
-        return [quickstart.run_method(args, [], *rest, m, 0) for m in ("ogdm", "control")]
+        args = parse(["--out", str(finished), *SMALL, *argv])
+        rest = [SimpleNamespace(run=lambda *words: None), EXPERIMENTS["digits"]["model"], finished]
+        return [quickstart.run_method(args, *rest, m, 0) for m in ("ogdm", "control")]
 
     (ogdm, control), more = folders(), folders("--control-steps", "6")
     assert more[0] == ogdm and more[1] != control
@@ -92,21 +97,31 @@ def test_unknown_grids_and_cells_are_refused(flag, tmp_path, capsys):
 
 def test_the_experiments_grids_are_given_to_the_score(finished):
     seen = []
-    args, _ = quickstart.parse(["--out", str(finished), "--data", "mnist"])
-    runner = SimpleNamespace(run=lambda name, module, *words: seen.append(words))
+    args = parse(["--out", str(finished), "--data", "mnist"])
+    runner = SimpleNamespace(run=lambda name, module, words, *log: seen.append(words))
     mnist = EXPERIMENTS["mnist"]
-    for method, times in (("control", {}), ("ogdm", mnist.ogdm_times)):
-        quickstart.run_method(args, [], runner, mnist.shipped, finished, method, 0)
+    for method, times in (("control", {}), ("ogdm", mnist["ogdm_times"])):
+        quickstart.run_method(args, runner, mnist["model"], finished, method, 0)
         words = seen[-1][seen[-1].index("--discretisation") + 1]
-        assert score.time_grids(words) == {**mnist.times, **times}
+        assert score.time_grids(words) == mnist["times"] | times
+
+
+@pytest.mark.parametrize("argv", [[], ["--data", "digits"], ["--ogdm-recipe", "release", "--ogdm-fused", "no"],
+                                  ["--ogdm-d-width", "0.5", "--ogdm-d-kind", "paper"]])  # fmt: skip
+def test_the_trainer_gets_the_settings_that_differ_from_its_own(argv):
+    config = parse(argv).config
+    words = to_argv(trainer_flags(config))
+    args = trainer.parser().parse_args([*words, "--output", "out"])
+    assert flags.from_args(args, "diffusers") == config
+    assert len(words) < len(flags.to_argv(config))
 
 
 @pytest.mark.parametrize("data", EXPERIMENTS)
 def test_the_shipped_baselines_load_in_float32_and_draw(data):
-    model = Model(str(EXPERIMENTS[data].shipped))
+    model = Model(str(EXPERIMENTS[data]["model"]))
     assert {p.dtype for p in model.unet.parameters()} == {torch.float32}
     noise = torch.randn(2, *model.shape, generator=torch.Generator().manual_seed(0))
-    times = EXPERIMENTS[data].times.get(f"euler-{score.STEPS}", "linear")
+    times = EXPERIMENTS[data]["times"].get(f"euler-{score.STEPS}", "linear")
     estimates = score.denoised(model, noise, times)
     assert estimates.shape == (2, score.STEPS, *model.shape)
     drawn = model.draw(noise, "euler", score.STEPS, discretisation=times)
@@ -125,7 +140,7 @@ def test_the_same_seed_gives_the_same_table(finished, tmp_path, monkeypatch):
 
 def test_flags_of_the_method_replace_the_defaults_of_the_job():
     def given(*argv):
-        return quickstart.parse([*argv, "--out", "0.0625"])[1]
+        return parse([*argv, "--out", "0.0625"]).config
 
     assert (given().projection, given().k, given().gamma) == ("split", 0.3, 0.15)
     assert given().d_kind == "light"
@@ -179,6 +194,32 @@ def test_bad_flags_are_refused(tmp_path, flags, capsys):
     assert flags[0] in capsys.readouterr().err
 
 
+def test_progress_is_read_from_the_log_and_the_last_lines_of_a_failed_child_are_shown(tmp_path, monkeypatch, capfd):
+    child = """
+        import pathlib, sys, time
+        log = pathlib.Path(sys.argv[1])
+        for text in ('{"step": 5, "loss": 0.25}\\n{"step": 6', '{"step": 10, "loss": 0.125}\\n'):
+            log.write_text(text)
+            time.sleep(1)
+        print("\\n".join(map(str, range(100))))
+        sys.exit("no space left")
+    """
+    (tmp_path / "child.py").write_text(textwrap.dedent(child))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    log, failed = tmp_path / "log.jsonl", "-m child .*failed:\n81\n(.*\n)*99\nno space left"
+    with open(os.devnull) as lock, Runner(lock.fileno()) as runner, pytest.raises(RuntimeError, match=failed):
+        runner.run("a child", "child", [str(log)], log, 10)
+    said = capfd.readouterr().out
+    assert said == "a child: step 5/10, loss 0.250\na child: step 10/10, loss 0.125\n"
+
+
+def test_the_page_escapes_what_it_prints(finished):
+    results = json.loads((finished / "results.json").read_text())
+    results["data"] = results["observer"]["words"] = "<script>"
+    page = report.page(results, finished)
+    assert "<script" not in page and page.count("&lt;script&gt;") >= 3
+
+
 def test_the_table_is_a_mean_over_seeds():
     row = {"sampler": "euler", "times": "linear", "nfe": 5, "recall": 0.5}
     rows = [row | {"method": "control", "fid": 4.0, "seed": 0},
@@ -209,7 +250,7 @@ def test_each_cell_is_on_the_grid_that_its_model_was_measured_to_be_best_on(meth
     best = {(row["sampler"], row["nfe"]): row["times"] for row in rows}
     assert set(best) == {(s, n) for s, nfes in score.GRID.items() for n in nfes}
     mnist = EXPERIMENTS["mnist"]
-    times = {**mnist.times, **(mnist.ogdm_times if method == "ogdm" else {})}
+    times = mnist["times"] | (mnist["ogdm_times"] if method == "ogdm" else {})
     assert best == {cell: times.get(f"{cell[0]}-{cell[1]}", "linear") for cell in best}
 
 

@@ -14,7 +14,7 @@ from run.benchmark import __main__ as program
 from run.benchmark import measure
 from run.benchmark.cases import CASES, DEFAULT, QUICK
 from run.benchmark.step import BACKBONES, Network, Trainer
-from run.quickstart import __main__ as quickstart
+from run.quickstart import flags as quickstart
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -53,7 +53,7 @@ def run(monkeypatch, tmp_path, capsys):
 
 
 def test_the_light_discriminator_is_the_quickstarts():
-    assert quickstart.parse([])[1].d_kind == CASES["euler_light"].config().d_kind
+    assert quickstart.parse([]).config.d_kind == CASES["euler_light"].config().d_kind
 
 
 def test_cases_are_chosen_by_name():

@@ -10,21 +10,28 @@ pytest.importorskip("diffusers")
 from ogdm_core.cli import cells  # noqa: E402
 from run.sweep import __main__ as sweep  # noqa: E402
 from run.sweep import report  # noqa: E402
+from run.sweep.flags import parse  # noqa: E402
 
 SMALL = ["--steps", "2", "--samples", "100", "--cells", "euler-2"]
 
 
 def jobs_of(argv, tmp_path):
-    args, arms = sweep.parse([*argv, "--out", str(tmp_path)])
+    args = parse([*argv, "--out", str(tmp_path)])
     classifier = tmp_path / "classifier.pt"
     classifier.touch()
-    return args, arms, [sweep.score_job(args, arm, classifier) for arm in arms]
+    return args, args.arms, [sweep.score_job(args, arm, classifier) for arm in args.arms]
 
 
 def test_the_fine_tunes_are_those_of_the_datas_quickstart(tmp_path):
-    _, arms, jobs = jobs_of(["--data", "mnist", "--set", "k=0.1"], tmp_path)
-    assert arms[-1].config.projection == "split"
-    assert all("--x0-weight" in job.needs[0].settings["finetune"] for job in jobs)
+    args, arms, jobs = jobs_of(["--data", "mnist", "--set", "k=0.1"], tmp_path)
+    assert arms[-1].config.projection == "split" and args.model.endswith("baseline-mnist")
+    assert all("--x0-weight 100 " in str(job.needs[0].command()) for job in jobs)
+
+
+def test_a_value_that_its_own_flag_gives_is_not_swept(tmp_path):
+    args, arms, _ = jobs_of(["--ogdm_k", "0.15", "--set", "gamma=0.01,0.02"], tmp_path)
+    assert args.grid == {"k": ["0.15"], "gamma": ["0.01", "0.02"]}
+    assert [arm.config.k for arm in arms[1:]] == [0.15, 0.15]
 
 
 def test_the_grid_is_every_combination_and_a_control_per_seed(tmp_path):
@@ -63,7 +70,7 @@ def test_a_changed_setting_makes_new_folders_for_what_it_changes_only(tmp_path):
 )  # fmt: skip
 def test_wrong_settings_are_refused_before_anything_starts(argv, message, capsys):
     with pytest.raises(SystemExit):
-        sweep.parse(argv)
+        parse(argv)
     assert message in capsys.readouterr().err
 
 
@@ -96,7 +103,7 @@ def test_the_report_compares_each_seed_with_its_own_control(tmp_path):
     assert "| 0.1 | 0.01 | 1.50 (-40 %) |" in files[1].read_text()
     results["rows"].remove(first)
     assert "| 0.1 | 0.01 | – |" in report.to_markdown(results)
-    assert report.draw(results, files[2]).stat().st_size > 5_000
+    assert report.plot(results, files[2]).stat().st_size > 5_000
 
 
 def test_a_small_sweep_runs_and_a_second_time_does_nothing(tmp_path, capfd):

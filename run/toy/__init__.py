@@ -1,0 +1,1 @@
+"""OGDM on a spiral in two dimensions: what `run/toy.sh` runs."""

@@ -1,0 +1,35 @@
+"""A spiral, an MLP, one picture: few-step samples that leave the manifold, and OGDM's that do not.
+
+    run/toy.sh --out out/toy
+
+Trains a baseline, and from it a control and an OGDM fine-tune of equal length. Samples both with
+Euler from the same noise and prints the samples' mean distance to the data.
+"""
+
+import argparse
+from pathlib import Path
+
+from ogdm_core import flags
+from ogdm_core.cli import Parser, number
+
+OGDM = {"k": 0.5, "gamma": 0.1}
+
+
+def parser() -> argparse.ArgumentParser:
+    """Every flag."""
+    p = Parser(prog="run/toy.sh", description=__doc__)
+    add, count = p.add_argument, number(int, 1)
+    add("--flags", action="help", help=argparse.SUPPRESS)
+    add("--out", type=Path, default=Path("out/toy"), help="folder to write (default: %(default)s)")
+    add("--seed", type=number(int, 0, 2**31), default=0, help="seed of data, noise and weights (default: %(default)s)")
+    add("--pretrain", type=count, default=6000, help="steps of the baseline (default: %(default)s)")
+    add("--steps", type=count, default=3000, help="steps of each fine-tune (default: %(default)s)")
+    flags.add_arguments(p, defaults=OGDM, switch=False)
+    return p
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """The flags; `config` holds the settings of the OGDM fine-tune."""
+    args = parser().parse_args(argv)
+    args.config = flags.from_args(args, defaults=OGDM)
+    return args

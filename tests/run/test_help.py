@@ -1,0 +1,108 @@
+"""True help: a default that --help prints is the value that runs. For every command with a flags module."""
+
+import argparse
+import dataclasses
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ogdm_core.config import OGDMConfig
+from run.quickstart import flags as quickstart
+
+ROOT = Path(__file__).resolve().parents[2]
+MODULES = sorted(f"run.{file.parent.name}.flags" for file in (ROOT / "run").glob("*/flags.py"))
+SETTINGS = {f"ogdm_{field.name}" for field in dataclasses.fields(OGDMConfig)}
+
+
+def commands(parser, words=()):
+    """(parser, words that choose it) of a command, or of each of its subcommands."""
+    subs = [action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    if not subs:
+        yield parser, list(words)
+    for name, sub in subs[0].items() if subs else ():
+        yield from commands(sub, (*words, name))
+
+
+def placeholders(parser):
+    """Words for the arguments that a command line must have."""
+    words = []
+    for action in parser._actions:
+        flag = action.option_strings[:1]
+        if action.required if flag else action.nargs not in ("?", "*", argparse.REMAINDER):
+            candidates = [str(choice) for choice in action.choices or ("1", "euler-5", "a=b")]
+            words += [*flag, next(word for word in candidates if accepts(action.type or str, word))]
+    return words
+
+
+def accepts(parse, words):
+    """Whether a flag's type, or a command's parser, takes the words."""
+    try:
+        parse(words)
+    except (ValueError, argparse.ArgumentTypeError, SystemExit):
+        return False
+    return True
+
+
+def printed_default(parser, action):
+    """The value after "default:" in a flag's help; None where there is none, or a sentence in its place."""
+    text = parser._get_formatter()._expand_help(action) if action.help not in (None, argparse.SUPPRESS) else ""
+    found = re.search(r"default: ([^)]+)", text)
+    first = found[1].split()[0].rstrip(",;:") if found else ""  # of a number and its reason: "2: one per core"
+    number = re.fullmatch(r"[-+.\d][-+.,\de]*", first)
+    return first if number or (found and found[1] == first) else None
+
+
+CASES = [
+    pytest.param(importlib.import_module(name), words, id=" ".join([name, *words]))
+    for name in MODULES
+    for _, words in commands(importlib.import_module(name).parser())
+]
+
+
+@pytest.mark.parametrize(("module", "words"), CASES)
+def test_a_default_given_as_a_flag_changes_nothing(module, words):
+    parser = next(parser for parser, chosen in commands(module.parser()) if chosen == words)
+    argv = [*words, *placeholders(parser)]
+    dests = {action.dest for action in parser._actions}
+    if "ogdm" in dests:
+        argv.append("--ogdm")  # without it the settings have no effect
+    # Some commands look for files that a placeholder does not name.
+    parse = module.parse if accepts(module.parse, argv) else module.parser().parse_args
+
+    def parsed(*more):
+        """All but the flags of the method: the OGDMConfig that parse makes of them counts."""
+        return {name: str(value) for name, value in vars(parse([*argv, *more])).items() if name not in SETTINGS}
+
+    plain = parsed()
+    if SETTINGS & dests:
+        assert parsed("--ogdm-seed", "12345") != plain, "parse() leaves no OGDMConfig in the namespace"
+    for action in parser._actions:
+        text, value = printed_default(parser, action), plain.get(action.dest)
+        given = [*action.option_strings[:1], text]
+        if text is None or (value == "None" and not accepts(parse, [*argv, *given])):
+            continue  # a word such as "all", for a default that is made later
+        assert parsed(*given) == plain, f"{given[0]}: help prints {text}, {value} runs"
+
+
+def test_the_quickstarts_help_follows_the_data_set_and_the_form():
+    def default(flag, *argv):
+        parser = quickstart.parser(argv)
+        return printed_default(parser, parser._option_string_actions[flag])
+
+    assert (default("--ogdm-gamma"), default("--steps")) == ("0.15", "1200")
+    digits = ("--data", "digits")
+    assert (default("--ogdm-gamma", *digits), default("--steps", *digits)) == ("0.06", "2000")
+    assert default("--ogdm-gamma", *digits, "--ogdm-adversarial", "hinge") == "0.03"
+    assert default("--ogdm-t-max", "--ogdm_projection=euler") == "0.45"
+    assert default("--ogdm-r1", "--ogdm-recipe", "release") == "0.25"
+
+
+def test_flags_need_the_standard_library_only():
+    """On a bare clone --help and a wrong flag are answered before anything is installed."""
+    code = f"import importlib; [importlib.import_module(name).parser().format_help() for name in {MODULES}]"
+    done = subprocess.run([sys.executable, "-S", "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
