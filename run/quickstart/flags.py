@@ -18,7 +18,7 @@ from typing import Any
 
 from ogdm_core import flags
 from ogdm_core.cli import Parser, number, numbers
-from ogdm_core.config import RECIPES, OGDMConfig
+from ogdm_core.config import OGDMConfig, recipe
 from run.provenance import cores
 from run.quickstart.settings import EXPERIMENTS
 
@@ -38,7 +38,11 @@ def experiment_of(argv: Sequence[str], program: str, data: str) -> tuple[dict[st
         p.add_argument(f"--ogdm-{name}", f"--ogdm_{name}")
     given, _ = p.parse_known_args(argv)
     experiment = EXPERIMENTS.get(given.data, EXPERIMENTS["digits"])
-    if given.ogdm_recipe in RECIPES:
+    if given.ogdm_recipe:
+        try:
+            recipe(given.ogdm_recipe)
+        except ValueError as error:
+            p.error(f"--ogdm-recipe: {error}")
         return experiment, {"recipe": given.ogdm_recipe}
     ogdm = experiment["ogdm"]
     if "unsplit" in experiment and given.ogdm_projection not in (None, "split"):
