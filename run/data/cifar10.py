@@ -1,34 +1,28 @@
-"""CIFAR-10: 50,000 training images of 32x32 as `airplane_00000.png`, ..., `truck_49999.png`.
-
-guided-diffusion takes the label from a file's name, up to the first underscore, and numbers the
-labels in alphabetical order, which is CIFAR-10's own.
-"""
+"""CIFAR-10 as files whose names begin with their class."""
 
 import argparse
 import io
 import pickle
 from collections.abc import Callable, Iterator
+from functools import partial
 
-from . import Picture, download, reader, write_images
+import numpy as np
+from PIL import Image
 
-CLASSES = (
-    "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
-)  # fmt: skip
+from ogdm_core.trust import RefusedError, Unpickler  # refuses what would run code
+
+from .pictures import Picture, download, reader, write_images
+
+CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 ARCHIVE, FOLDER = "cifar-10-python.tar.gz", "cifar-10-batches-py"
-SOURCE = f"{ARCHIVE}, the folder {FOLDER}, or torchvision's root"
 BATCHES = {"train": tuple(f"data_batch_{i}" for i in range(1, 6)), "test": ("test_batch",)}
 COUNT = {"train": 50_000, "test": 10_000}
 # What a file with other content raises: of pickle, of a dict, of numpy.
 DAMAGED = (pickle.UnpicklingError, EOFError, LookupError, AttributeError, TypeError, ValueError)
 
 
-def pictures(read: Callable[[str], bytes], split: str = "train") -> Iterator[Picture]:
+def pictures(read: Callable[[str], bytes], split: str) -> Iterator[Picture]:
     """Names and images, in the archive's order."""
-    import numpy as np
-    from PIL import Image
-
-    from ogdm_core.trust import RefusedError, Unpickler  # refuses what would run code
-
     number = 0
     for name in BATCHES[split]:
         data = read(name)
@@ -43,21 +37,14 @@ def pictures(read: Callable[[str], bytes], split: str = "train") -> Iterator[Pic
                 why = f"{why.partition(',')[0]}, which the file asks for, may run any code"
             raise ValueError(f"{name} is no batch of CIFAR-10 ({why}); get it again") from error
         for image, label in pairs:
-            yield f"{CLASSES[label]}_{number:05d}.png", lambda image=image: Image.fromarray(image)
+            yield f"{CLASSES[label]}_{number:05d}.png", partial(Image.fromarray, image)
             number += 1
-
-
-def arguments(add: Callable[..., object]) -> None:
-    """The flags."""
-    add("--split", choices=tuple(BATCHES), default="train")
-    add("--expect", type=int, help="number of images, if it is not CIFAR-10's own")
-    add("--download", action="store_true", help="torchvision fetches it into SOURCE")
 
 
 def run(args: argparse.Namespace) -> None:
     """Writes the images of one split into a folder."""
     if args.download:
         download("CIFAR10", args.source)
-    expected = COUNT[args.split] if args.expect is None else args.expect
     images = pictures(reader(args.source, ARCHIVE, FOLDER), args.split)
-    write_images(args.folder, images, expected, {"dataset": "CIFAR-10", "split": args.split})
+    made = {"dataset": "CIFAR-10", "split": args.split}
+    write_images(args.folder, images, args.expect or COUNT[args.split], made)

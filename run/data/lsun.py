@@ -1,33 +1,26 @@
-"""LSUN-Church in the layout that latent-diffusion reads:
-
-    FOLDER/church_outdoor_train.txt     one path per line, relative to FOLDER/churches
-    FOLDER/church_outdoor_val.txt
-    FOLDER/churches/train/, val/        the images, byte for byte as the archives hold them
-
-Sources are LSUN's own archives (LMDB, zipped or unpacked) or a folder of images. Validation images
-are LSUN's 300 if their archive is given; without it 300 training images stand in, which is enough
-for what upstream does with them: pick checkpoints.
-"""
+"""LSUN-Church in the layout that latent-diffusion reads, from LSUN's archives or a folder of images."""
 
 import argparse
 import os
 import re
 import shutil
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-from ogdm_core.files import atomic_write, write_text
-from run.provenance import ROOT
+from tqdm import tqdm
 
-SOURCE = "church_outdoor_train_lmdb.zip, the LMDB folder from it, or a folder of images"
-TRAIN_COUNT = 126_227  # images in church_outdoor_train_lmdb
-VAL_COUNT = 300  # in church_outdoor_val_lmdb
+from ogdm_core.files import atomic_write, write_text
+from ogdm_core.images import SUFFIXES, open_image
+
+from .flags import LSUN_COUNT
+
+VAL_COUNT = 300  # images in church_outdoor_val_lmdb
 SIGNATURES = {b"RIFF": ".webp", b"\xff\xd8\xff": ".jpg", b"\x89PNG": ".png"}
 
 
-def prepare(source: Path, out: Path, val: Path | None = None, expect: int | None = TRAIN_COUNT) -> tuple[int, int]:
-    """Writes the layout above; returns the numbers of training and validation images.
+def prepare(source: Path, out: Path, val: Path | None = None, expect: int | None = LSUN_COUNT) -> tuple[int, int]:
+    """Writes the images and their lists; returns the numbers of training and validation images.
 
     source   LSUN's training archive: a zip, an LMDB folder, or a folder of images
     val      its validation archive
@@ -81,9 +74,7 @@ def _images(source: Path, out: Path, name: str) -> list[str]:
 
 
 def _unzip_lmdb(archive: Path, folder: Path) -> Path:
-    """Unpacks data.mdb, which LMDB needs as a file; removed once its images are out."""
-    from rich.progress import wrap_file
-
+    """Unpacks data.mdb, which LMDB needs as a file; `_images` removes it once its images are out."""
     if not zipfile.is_zipfile(archive):
         raise ValueError(f"{archive} is no zip archive (or only a part of one); download it again")
     with zipfile.ZipFile(archive) as z:
@@ -92,24 +83,21 @@ def _unzip_lmdb(archive: Path, folder: Path) -> Path:
             raise ValueError(f"{archive}: expected one data.mdb, as in church_outdoor_train_lmdb.zip")
         target, size = folder / "data.mdb", members[0].file_size
         if not (target.is_file() and target.stat().st_size == size):
-            with (
-                z.open(members[0]) as packed,
-                wrap_file(packed, size, description="unpacking") as bar,
-                atomic_write(target) as file,
-            ):
-                shutil.copyfileobj(bar, file, 1 << 22)
+            with z.open(members[0]) as packed, atomic_write(target) as file:
+                bar = {"total": size, "desc": "unpacking", "unit": "B", "unit_scale": True, "disable": None}
+                with tqdm.wrapattr(packed, "read", **bar) as read:
+                    shutil.copyfileobj(read, file, 1 << 22)
     return folder
 
 
 def _from_lmdb(source: Path, folder: Path) -> Iterator[str]:
     """One file per entry, named by its key, in 256 folders."""
-    import lmdb
-    from rich.progress import track
+    import lmdb  # of the ldm extra, which no other data set needs
 
     try:
         database = lmdb.open(str(source), readonly=True, lock=False, readahead=False)
         with database as env, env.begin() as transaction:
-            for key, data in track(transaction.cursor(), folder.name, env.stat()["entries"]):
+            for key, data in tqdm(transaction.cursor(), folder.name, env.stat()["entries"], disable=None):
                 suffix = next((s for start, s in SIGNATURES.items() if data.startswith(start)), "")
                 # A key becomes a path: one such as ../../x must not leave the folder.
                 if not suffix or not re.fullmatch(rb"[0-9A-Za-z_-]+", key):
@@ -129,8 +117,6 @@ def _from_lmdb(source: Path, folder: Path) -> Iterator[str]:
 
 def _from_folder(source: Path, place: Path) -> Iterator[str]:
     """A folder of images is used where it is; PNG files, which may have 16 bits, are looked at."""
-    from ogdm_core.images import SUFFIXES, open_image
-
     if place.is_symlink() or not place.exists():
         place.unlink(missing_ok=True)
         place.symlink_to(source.resolve(), target_is_directory=True)
@@ -141,15 +127,6 @@ def _from_folder(source: Path, place: Path) -> Iterator[str]:
             if path.suffix.lower() == ".png":
                 open_image(path, path)
             yield path.relative_to(source).as_posix()
-
-
-def arguments(add: Callable[..., object]) -> None:
-    """The flags."""
-    add("--val", type=Path, help="church_outdoor_val_lmdb.zip")
-    add("--count", type=lambda text: None if text == "any" else int(text), default=TRAIN_COUNT,
-        metavar="N|any", help="training images there must be (default: %(default)s)")  # fmt: skip
-    add("--upstream", type=Path, default=ROOT / "third_party" / "latent-diffusion", metavar="DIR",
-        help="gets a link to FOLDER as data/lsun (default: the submodule)")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> None:

@@ -1,32 +1,19 @@
-"""LSUN-Church as latent-diffusion is shown it, for its samples to be compared with.
-
-The central square of every training image, scaled with a bicubic filter.
-"""
+"""LSUN-Church as latent-diffusion sees it: central squares, for its samples to be compared with."""
 
 import argparse
-from collections.abc import Callable
 from functools import partial
 
-from ogdm_core.cli import number
+from PIL import Image
 
-from . import write_images
+from ogdm_core.images import central_square, open_image
 
-SOURCE = "the folder that run/prepare_data.sh lsun wrote"
-LIST = "church_outdoor_train.txt"
+from .pictures import write_images
 
-
-def arguments(add: Callable[..., object]) -> None:
-    """The flags."""
-    add("--size", type=number(int, 1), default=256,
-        help="width and height in pixels (default: 256)")  # fmt: skip
+LIST = "church_outdoor_train.txt"  # which run/prepare_data.sh lsun writes
 
 
 def run(args: argparse.Namespace) -> None:
     """Writes one PNG for each line of the training list."""
-    from PIL import Image
-
-    from ogdm_core.images import central_square, open_image
-
     if not (args.source / LIST).is_file():
         raise ValueError(f"{args.source} has no {LIST}; run/prepare_data.sh lsun writes it")
     names = (args.source / LIST).read_text().splitlines()

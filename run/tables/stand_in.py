@@ -15,7 +15,7 @@ from torch import nn
 from ogdm_core import images as data_sets
 from ogdm_core.cli import Parser, errors_in_one_line
 from ogdm_core.files import write_json
-from run.data import write_images
+from run.data.pictures import write_images
 from run.evaluate.classifier import save_classifier, train_classifier
 
 

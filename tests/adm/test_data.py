@@ -76,17 +76,6 @@ def test_counts_are_checked(cifar, tmp_path, refused):
         main(["cifar10", source, str(tmp_path), "--split", "test"])
 
 
-def test_cifar10_is_not_a_way_to_run_code(tmp_path, refused):
-    class Attack:
-        def __reduce__(self):
-            return os.system, ("echo attacked",)
-
-    for name in cifar10.BATCHES["train"]:
-        (tmp_path / name).write_bytes(pickle.dumps(Attack(), protocol=2))
-    with refused("no batch of CIFAR-10 .*system, which the file asks for"):
-        main(["cifar10", str(tmp_path), str(tmp_path / "out")])
-
-
 def test_cifar10_says_what_it_wants(tmp_path, refused):
     with refused("has no data_batch_1; expected cifar-10-batches-py"):
         main(["cifar10", str(tmp_path), str(tmp_path / "out")])
