@@ -5,17 +5,7 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
-check_arguments run.evaluate "$@"
-extras=(eval)
-for arg in "$@"; do
-  case "$arg" in
-    digits) extras+=(diffusers) ;; # comes with it
-    mnist) extras+=(mnist) ;;
-    *) [ ! -d "$arg/unet" ] || extras+=(diffusers) ;; # a model, which is sampled here
-  esac
-done
-ensure_env "${extras[@]}"
-case " $* " in
-  *" --evaluator adm "* | *" --evaluator=adm "*) ensure_upstream guided-diffusion ;;
-esac
-exec "$PYTHON" -m run.evaluate --cache "$ROOT/out/evaluation-cache" "$@"
+extras="eval diffusers" # run.sampling draws from diffusers models
+case " $* " in *" mnist "*) extras+=" mnist" ;; esac
+case " $* " in *" --evaluator adm "* | *" --evaluator=adm "*) ensure_upstream guided-diffusion ;; esac
+launch run.evaluate "$extras" --cache "$ROOT/out/evaluation-cache" "$@"

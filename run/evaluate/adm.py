@@ -39,30 +39,6 @@ class AdmError(OSError):
     """Upstream's evaluator or its environment failed; the message says what to do."""
 
 
-def evaluate(reference: Source, samples: Source, args: argparse.Namespace) -> dict[str, Any]:
-    """The same keys as ours, upstream's sFID and Inception score."""
-    python, weights = ensure_environment(), args.weights
-    with tempfile.TemporaryDirectory(prefix="ogdm-adm-") as scratch:
-        files = [_as_npz(source, Path(scratch) / f"{name}.npz")
-                 for name, source in (("reference", reference), ("samples", samples))]  # fmt: skip
-        folder = DOWNLOADS
-        if weights:
-            folder = Path(scratch)
-            (folder / GRAPH).symlink_to(weights.resolve())
-        folder.mkdir(parents=True, exist_ok=True)
-        numbers = run(python, files, folder)
-    notes = ["precision and recall are over all images of both files"]
-    if reference.statistics:
-        notes.append(f"FID uses the statistics that {reference.path.name} brings, not its images'")
-    return numbers | {
-        "reference_images": reference.count,
-        "sample_images": samples.count,
-        "precision_recall_images": (reference.count, samples.count),
-        "features": "inception, TensorFlow's graph",
-        "notes": notes,
-    }
-
-
 def check(reference: Source, samples: Source, args: argparse.Namespace) -> None:
     """Raises ValueError for what can be known before anything is installed or computed."""
     check_files(args.weights)
@@ -78,15 +54,38 @@ def check_files(weights: Path | None) -> None:
     """Raises ValueError where a file is missing that cannot be fetched here."""
     if weights and not weights.is_file():
         raise ValueError(
-            f"--weights {weights}: no such file. ADM's evaluator reads {GRAPH}; leave the "
-            f"flag out to let it download the file, or get it from\n  {URL}"
+            f"--weights {weights}: no such file. ADM's evaluator reads {GRAPH}; leave the flag out to let it "
+            f"download the file, or get it from\n  {URL}"
         )
     if not EVALUATOR.is_file():
         raise ValueError("guided-diffusion is not here; run/setup.sh guided-diffusion fetches it")
 
 
-def run(python: Path, files: list[Path], folder: Path) -> dict[str, Any]:
-    """Upstream's numbers and its packages' versions; its output goes to stderr as it comes."""
+def evaluate(reference: Source, samples: Source, args: argparse.Namespace) -> dict[str, Any]:
+    """The keys of our own evaluator, upstream's sFID and Inception score, its packages' versions."""
+    python = ensure_environment()
+    with tempfile.TemporaryDirectory(prefix="ogdm-adm-") as scratch:
+        sources = {"reference": reference, "samples": samples}
+        files = [_as_npz(source, Path(scratch) / f"{name}.npz") for name, source in sources.items()]
+        folder = Path(scratch) if args.weights else DOWNLOADS
+        folder.mkdir(parents=True, exist_ok=True)
+        if args.weights:
+            (folder / GRAPH).symlink_to(args.weights.resolve())
+        numbers = parse(run(python, files, folder))
+    notes = ["precision and recall are over all images of both files"]
+    if reference.statistics:
+        notes.append(f"FID uses the statistics that {reference.path.name} brings, not its images'")
+    return numbers | {
+        "reference_images": reference.count,
+        "sample_images": samples.count,
+        "precision_recall_images": (reference.count, samples.count),
+        "features": "inception, TensorFlow's graph",
+        "notes": notes,
+    }
+
+
+def run(python: Path, files: list[Path], folder: Path) -> list[str]:
+    """The lines that upstream prints, which go to stderr as they come."""
     command = [str(word) for word in (python, HERE / "adm_runner.py", EVALUATOR, *files)]
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
     lines = []
@@ -99,21 +98,20 @@ def run(python: Path, files: list[Path], folder: Path) -> dict[str, Any]:
             lines.append(line.rstrip("\n"))
     if process.returncode:
         raise AdmError(
-            f"ADM's evaluator stopped with code {process.returncode}; its output is above. If it "
-            f"could not download Inception's graph, get it from\n  {URL}\nand give --weights FILE"
+            f"ADM's evaluator stopped with code {process.returncode}; its output is above. If it could not download "
+            f"Inception's graph, get it from\n  {URL}\nand give --weights FILE"
         )
-    return parse(lines)
+    return lines
 
 
 def parse(lines: list[str]) -> dict[str, Any]:
-    """The numbers in upstream's `Name: number` lines, and the versions behind them."""
+    """The numbers in upstream's `Name: number` lines, and the versions in `name version: X`."""
     found = dict(line.split(": ", 1) for line in lines if ": " in line)
     if not set(LINES) <= set(found):
         raise AdmError(f"ADM's evaluator did not print {', '.join(LINES)}; it ended with {lines[-1:]}")
     numbers = {name: float(found[line]) for line, name in LINES.items()}
     end = " version"
-    versions = {name.removesuffix(end): v for name, v in found.items() if name.endswith(end)}
-    return numbers | {"versions": versions}
+    return numbers | {"versions": {name.removesuffix(end): v for name, v in found.items() if name.endswith(end)}}
 
 
 def ensure_environment() -> Path:
@@ -133,8 +131,8 @@ def ensure_environment() -> Path:
                 subprocess.run(install, check=True, stdout=sys.stderr)
             except subprocess.CalledProcessError as error:
                 raise AdmError(
-                    f"making the environment failed ({error}). Run the same command again, or "
-                    "point OGDM_ADM_PYTHON at a Python with TensorFlow, scipy, requests and tqdm."
+                    f"making the environment failed ({error}). Run the same command again, or point OGDM_ADM_PYTHON "
+                    "at a Python with TensorFlow, scipy, requests and tqdm."
                 ) from error
             ready().touch()
     return python
@@ -150,12 +148,8 @@ def _as_npz(source: Source, file: Path) -> Path:
     images = source.images
     if source.path.suffix == ".npz" and images.channels == 3:
         return source.path.resolve()
-    shape = (len(images), *images.shape[1:], 3)
-    header = {"descr": "|u1", "fortran_order": False, "shape": shape}
-    with (
-        zipfile.ZipFile(file, "w") as archive,
-        archive.open("arr_0.npy", "w", force_zip64=True) as out,
-    ):
+    header = {"descr": "|u1", "fortran_order": False, "shape": (len(images), *images.shape[1:], 3)}
+    with zipfile.ZipFile(file, "w") as archive, archive.open("arr_0.npy", "w", force_zip64=True) as out:
         np.lib.format.write_array_header_1_0(out, header)
         for index in torch.arange(len(images)).split(256):
             pixels = images.pixels(index).expand(-1, 3, -1, -1)

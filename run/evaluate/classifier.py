@@ -3,21 +3,21 @@
 It is not Inception: its numbers compare models on this data with each other and with nothing else.
 """
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from tqdm import tqdm
 
 from ogdm_core.files import atomic_write
 from ogdm_core.images import Images
-from ogdm_core.progress import Progress
 
 # What torch.load and load_state_dict raise for a damaged file, or one of another kind.
-UNREADABLE = (RuntimeError, pickle.UnpicklingError, AttributeError, LookupError, TypeError,
-              ValueError, EOFError, OSError)  # fmt: skip
+UNREADABLE = (
+    RuntimeError, pickle.UnpicklingError, AttributeError, LookupError, TypeError, ValueError, EOFError, OSError,
+)  # fmt: skip
+BATCH = 64
 
 
 class Classifier(nn.Module):
@@ -52,8 +52,8 @@ def train_classifier(images: Images, epochs: int = 20, seed: int = 0) -> tuple[C
     """
     if images.labels is None:
         raise ValueError(
-            "these images have no labels to train a classifier on; give folders or an npz with "
-            "labels, or --classifier FILE from a labelled set of the same size"
+            "these images have no labels to train a classifier on; give folders or an npz with labels, or "
+            "--classifier FILE from a labelled set of the same size"
         )
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -62,19 +62,16 @@ def train_classifier(images: Images, epochs: int = 20, seed: int = 0) -> tuple[C
         net = Classifier(images.channels, images.classes)
         order = torch.randperm(len(images))
         held, train = order[: len(order) // 10], order[len(order) // 10 :]
-        steps = epochs * (len(train) // 64)
+        each = len(train) // BATCH  # steps of an epoch
         optimizer = torch.optim.Adam(net.parameters(), lr=2e-3)
-        anneal = torch.optim.lr_scheduler.OneCycleLR(optimizer, 4e-3, total_steps=steps)
-        progress = Progress("classifier: step", steps)
-        for epoch in range(epochs):
-            shuffled = train[torch.randperm(len(train))]
-            for i, part in enumerate(shuffled[: len(shuffled) // 64 * 64].split(64)):
+        anneal = torch.optim.lr_scheduler.OneCycleLR(optimizer, 4e-3, total_steps=epochs * each)
+        for _ in tqdm(range(epochs), "classifier", unit=" epochs", disable=None):
+            for part in train[torch.randperm(len(train))][: each * BATCH].split(BATCH):
                 loss = nn.functional.cross_entropy(net(images.batch(part)), images.labels[part])
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
                 anneal.step()
-                progress.update(epoch * (len(train) // 64) + i + 1)
         net.eval().requires_grad_(False)
         net.scale = net.features(images.all()).var(0).mean().sqrt()
         accuracy = (net(images.batch(held)).argmax(1) == images.labels[held]).float().mean()

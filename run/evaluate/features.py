@@ -50,16 +50,14 @@ class Features:
         n = len(images)
         if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] not in (1, 3):
             raise ValueError(
-                f"{self.name} takes uint8 images [N, C, H, W] with C 1 or 3, not {images.dtype} "
-                f"{tuple(images.shape)}; for values in [-1, 1]: "
-                "((x + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)"
+                f"{self.name} takes uint8 images [N, C, H, W] with C 1 or 3, not {images.dtype} {tuple(images.shape)}; "
+                "for values in [-1, 1]: ((x + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)"
             )
         try:
             x = self.net(images.expand(-1, 3, -1, -1).to(self.device))
         except (RuntimeError, TypeError) as error:
             raise ValueError(
-                f"{self.name} failed on uint8 images [{n}, 3, H, W] in 0..255, which is what "
-                f"feature nets are given: {error}"
+                f"{self.name} failed on uint8 images [{n}, 3, H, W] in 0..255, which feature nets are given: {error}"
             ) from error
         if not isinstance(x, Tensor) or x.ndim != 2 or len(x) != n or not x.is_floating_point():
             got = f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
@@ -80,8 +78,8 @@ def check_features(spec: str | None, weights: Path | None = None) -> None:
             raise ValueError(f"--features {spec}: there is no module {name} to import; put its folder on PYTHONPATH")
     elif weights is None:
         raise ValueError(
-            f"no feature net: download Inception's weights from\n  {URL}\nand give "
-            "--weights FILE; or give a net of your own, --features MODULE:NAME"
+            f"no feature net: download Inception's weights from\n  {URL}\nand give --weights FILE; "
+            "or give a net of your own, --features MODULE:NAME"
         )
     elif not weights.is_file():
         raise ValueError(f"--weights {weights}: no such file; the weights are at\n  {URL}")
@@ -108,14 +106,13 @@ def load_features(
         return Features(Path(spec).name, f"classifier:{sha256(spec)}", net, device)
     if spec:
         return _imported(spec, device, cache)
-    digest, notes = sha256(weights), ()
-    if not digest.startswith(PUBLISHED):
-        notes = (
-            f"{weights.name} is not the published file: its SHA-256 begins with {digest[:8]}, not "
-            f"{PUBLISHED}; do not set these numbers beside published ones",
-        )
-    net = _inception(weights, device)
-    return Features(INCEPTION, f"{INCEPTION}:{digest}", net, device, notes)
+    digest = sha256(weights)
+    other = (
+        f"{weights.name} is not the published file: its SHA-256 begins with {digest[:8]}, not {PUBLISHED}; do not set "
+        "these numbers beside published ones"
+    )
+    notes = () if digest.startswith(PUBLISHED) else (other,)
+    return Features(INCEPTION, f"{INCEPTION}:{digest}", _inception(weights, device), device, notes)
 
 
 def _imported(spec: str, device: str, cache: Path | None) -> Features:
@@ -160,8 +157,8 @@ def _inception(weights: Path, device: str) -> Callable[[Tensor], Tensor]:
         net = _port()("inception-v3-compat", ["2048"], str(weights))
     except UNREADABLE as error:
         raise ValueError(
-            f"--weights {weights} are not torch-fidelity's Inception weights "
-            f"({type(error).__name__}); those are at\n  {URL}"
+            f"--weights {weights} are not torch-fidelity's Inception weights ({type(error).__name__}); "
+            f"those are at\n  {URL}"
         ) from error
     net = net.eval().to(device)
     return lambda images: net(images)[0]

@@ -6,8 +6,6 @@ from typing import Any
 
 import torch
 
-from ogdm_core.progress import Progress
-
 from . import metrics
 from .extract import features_of
 from .features import INCEPTION, Features, check_features, load_features
@@ -20,8 +18,8 @@ def check(reference: Source, samples: Source, args: argparse.Namespace) -> None:
     """Raises ValueError for whatever can be known to be wrong before anything is computed."""
     if args.save_statistics and not reference.count:
         raise ValueError(
-            f"--save-statistics needs a reference of images, and {reference.path} is statistics "
-            "already: leave the flag out"
+            f"--save-statistics needs a reference of images, and {reference.path} is statistics already: "
+            "leave the flag out"
         )
     if reference.count or samples.count:
         check_features(args.features, args.weights)
@@ -29,15 +27,14 @@ def check(reference: Source, samples: Source, args: argparse.Namespace) -> None:
         sizes = [f"{s.images.shape[2]}x{s.images.shape[1]}" for s in (reference, samples)]
         if sizes[0] != sizes[1]:
             raise ValueError(
-                f"{reference.path} has images of {sizes[0]}, {samples.path} of {sizes[1]}: give a "
-                "reference at the samples' size"
+                f"{reference.path} has images of {sizes[0]}, {samples.path} of {sizes[1]}: give a reference at "
+                "the samples' size"
             )
     for source in (reference, samples):
         if 0 < source.count <= NEIGHBOURS:
             raise ValueError(
-                f"{source.path} has {source.count} images; precision and recall look at "
-                f"{NEIGHBOURS} neighbours of each image, so give {NEIGHBOURS + 1} at least, and "
-                "50,000 for numbers beside published ones"
+                f"{source.path} has {source.count} images; precision and recall look at {NEIGHBOURS} neighbours of "
+                f"each image, so give {NEIGHBOURS + 1} at least, and 50,000 for numbers beside published ones"
             )
     try:
         torch.empty(0, device=args.device)
@@ -50,16 +47,10 @@ def evaluate(reference: Source, samples: Source, args: argparse.Namespace) -> di
     """The numbers; None is what the inputs do not allow, and `notes` says why."""
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     cache = None if args.no_cache else args.cache
-    given = {name: s for name, s in (("reference", reference), ("samples", samples)) if s.count}
-    net = load_features(args.features, args.weights, device, cache) if given else None
-    found = {}
-    for name, source in given.items():
-        with Progress(f"{name}: image", source.count) as progress:
-            found[name] = features_of(
-                source, net, keep=args.pr_images, seed=args.seed, batch=args.batch, cache=cache,
-                stay=source is reference, progress=progress.update,
-            )  # fmt: skip
-    real, fake = found.get("reference"), found.get("samples")
+    sources = [reference, samples]
+    net = load_features(args.features, args.weights, device, cache) if any(s.count for s in sources) else None
+    options = {"keep": args.pr_images, "seed": args.seed, "batch": args.batch, "cache": cache}
+    real, fake = (features_of(s, net, **options, stay=s is reference) if s.count else None for s in sources)
     notes = list(net.notes) if net else []
     if real and args.save_statistics:
         real[1].save(args.save_statistics)
@@ -85,7 +76,7 @@ def evaluate(reference: Source, samples: Source, args: argparse.Namespace) -> di
 
 
 def _statistics(source: Source, computed: Statistics | None, net: Features | None, notes: list[str]) -> Statistics:
-    """Saved statistics where they are the net's or all there is, as in ADM's evaluator."""
+    """Uses saved statistics if this net made them, or if there are no images, as ADM's evaluator does."""
     saved = source.statistics
     if saved is None:
         return computed
@@ -96,7 +87,7 @@ def _statistics(source: Source, computed: Statistics | None, net: Features | Non
         notes.append(f"FID uses the statistics that {source.path.name} brings, not its images'")
     elif net and label != net.name:
         raise ValueError(
-            f"the statistics in {source.path} are of {label}, not of {net.name}: give the "
-            "images, or statistics of the same net (--save-statistics writes them)"
+            f"the statistics in {source.path} are of {label}, not of {net.name}: give the images, or statistics of "
+            "the same net (--save-statistics writes them)"
         )
     return saved

@@ -54,12 +54,17 @@ ARRAYS = {
         flipped(npz(np.savez_compressed, arr_0=PIXELS), 200), "bad.npz is not a readable npz",
     ),
     "no images": (npz(arr_0=PIXELS[:0]), "bad.npz: arr_0 has shape"),
+    "two channels": (npz(arr_0=PIXELS[..., :2]), r"must be \[N, H, W, C\]"),
+    "rows": (npz(arr_0=PIXELS[:, 0, 0]), r"must be \[N, H, W, C\]"),
+    "floats": (npz(arr_0=PIXELS / 255), r"arr_0 is float64.*astype\('uint8'\)"),
     "a label below 0": (npz(arr_0=PIXELS, arr_1=np.array([0, 1, -1, 2])), "bad.npz: .* from -1"),
     "labels missing": (npz(arr_0=PIXELS, arr_1=np.arange(3)), "bad.npz: labels must be 4 whole"),
     "labels in parts": (npz(arr_0=PIXELS, arr_1=np.ones(4)), "bad.npz: labels must be 4 whole"),
     "labels as objects": (npz(arr_0=PIXELS, arr_1=np.array([None] * 4)), "bad.npz: Object arrays"),
 }  # fmt: skip
 STATISTICS = {
+    "another name": (npz(images=PIXELS), "bad.npz holds images; expected"),
+    "NaN": (npz(mu=np.full(2, np.nan), sigma=np.eye(2)), "bad.npz: mu holds NaN"),
     "one bit": (flipped(npz(arr_0=PIXELS), 400), "bad.npz is not a readable npz .*checksum"),
     "words": (npz(mu=np.array(["x"]), sigma=np.eye(1)), "bad.npz: could not convert string"),
     "count": (npz(mu=np.ones(2), sigma=np.eye(2), images="x"), "bad.npz: invalid literal"),
