@@ -1,1 +1,1 @@
-"""Time, memory and operations of a training step with observation: run/benchmark.sh."""
+"""Time, operations and memory of a training step with observation: `run/benchmark.sh`."""

@@ -1,13 +1,11 @@
 """The cases of the benchmark: settings of the method, and the naive schedule they improve on."""
 
-import argparse
 from dataclasses import dataclass, field
 from typing import Any
 
 from ogdm_core.config import OGDMConfig
 
 NARROW_WIDTH = 0.0625  # d_width of a narrow D of the paper's kind: 32 channels throughout
-TINY_WIDTH = 0.02  # d_width of every D with --quick
 
 
 @dataclass(frozen=True)
@@ -18,13 +16,14 @@ class Case:
     settings: dict[str, Any] = field(default_factory=dict)  # OGDMConfig's that are not the defaults
     naive: bool = False  # evaluates the denoiser anew for the projection, and again for D's step
 
-    def config(self, quick: bool = False) -> OGDMConfig:
-        """The settings; with `quick`, for a tiny D."""
-        return OGDMConfig(**self.settings | ({"d_width": TINY_WIDTH} if quick else {}))
+    @property
+    def config(self) -> OGDMConfig:
+        """The settings."""
+        return OGDMConfig(**self.settings)
 
     def kinds(self) -> dict[str, float]:
         """Kinds of step and the share of each: `r1` takes the penalty, `plain` does not."""
-        rare = 1 / self.config().r1_every if self.config().r1 > 0 else 0.0
+        rare = 1 / self.config.r1_every if self.config.r1 > 0 else 0.0
         return {kind: share for kind, share in (("plain", 1 - rare), ("r1", rare)) if share}
 
 
@@ -34,39 +33,13 @@ CASES = {
     "euler_fused": Case("Euler, the paper's D, one pass over the fakes", FUSED),
     "euler_light": Case("Euler, the light D, the quickstart's", LIGHT),
     "heun_exact": Case("Heun, the paper's D", HEUN),
-    "euler_naive": Case("Euler, the denoiser evaluated again for the projection and for D, R1 at "
-                        "every step", {"r1_every": 1}, naive=True),
+    "euler_naive": Case("Euler, the denoiser evaluated again for the projection and for D, R1 at every step",
+                        {"r1_every": 1}, naive=True),
     "euler_light_fused": Case("Euler, the light D, one pass over the fakes", LIGHT | FUSED),
     "heun_fused": Case("Heun, the paper's D, one pass over the fakes", HEUN | FUSED),
     "euler_r1": Case("Euler, the paper's D, R1 at every step", {"r1_every": 1}),
-    "euler_narrow": Case(f"Euler, the paper's D at width {NARROW_WIDTH:g}",
-                         {"d_width": NARROW_WIDTH}),
+    "euler_narrow": Case(f"Euler, the paper's D at width {NARROW_WIDTH:g}", {"d_width": NARROW_WIDTH}),
     "euler_half": Case("Euler, D of half the paper's width", {"d_width": 0.5}),
     "euler_bf16": Case("Euler, the paper's D in bfloat16", {"d_precision": "bf16"}),
 }  # fmt: skip
 DEFAULT = list(CASES)[:8]
-
-
-def choose(names: str) -> list[str]:
-    """Cases from `a,b,c` or `all`; raises what argparse shows."""
-    chosen = list(CASES) if names == "all" else [n.strip() for n in names.split(",") if n.strip()]
-    unknown = [n for n in chosen if n not in CASES]
-    if unknown or not chosen:
-        raise argparse.ArgumentTypeError(
-            f"{(unknown or [names])[0]!r} is not allowed; give all, or some of {','.join(CASES)}"
-        )
-    return list(dict.fromkeys(chosen))
-
-
-@dataclass(frozen=True)
-class Size:
-    """Images [batch, 3, resolution, resolution] and the network's base channels."""
-
-    batch: int = 2
-    resolution: int = 32
-    channels: int = 128
-    blocks: int = 4
-
-
-PAPER = Size()
-QUICK = Size(resolution=8, channels=16, blocks=1)

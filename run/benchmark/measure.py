@@ -6,12 +6,11 @@ measured by itself and weighs in the mean as often as it occurs.
 
 import contextlib
 from collections.abc import Iterator
-from itertools import accumulate
 from statistics import median, quantiles
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
@@ -40,43 +39,52 @@ class Operations(TorchDispatchMode):
 
 
 class Steps:
-    """The plain step and the observed steps of some cases, on one network."""
+    """The plain step and the observed steps of some cases, on one network.
 
-    def __init__(self, trainer: Trainer, names: list[str], quick: bool = False):
+    With `shapes`, steps are counted on tensors without content: at any size, in no time.
+    """
+
+    def __init__(self, trainer: Trainer, names: list[str], shapes: bool = False):
         self.trainer, self.clock = trainer, clock(trainer.device)
-        self.observers = {n: trainer.observer(CASES[n].config(quick)) for n in names}
         self.kinds = {BASELINE: {"plain": 1.0}} | {n: CASES[n].kinds() for n in names}
+        self.observers: dict[str, Observer] = {}
+        self.mode = FakeTensorMode(allow_non_fake_inputs=True) if shapes else contextlib.nullcontext()
+        with self.mode:
+            trainer.step()  # Adam makes its state in a first step
 
     def take(self, name: str, kind: str) -> None:
         """One step of that kind."""
-        observer = self.observers.get(name)
+        observer = self._observer(name)
         if observer is not None:
             observer.steps = 0 if kind == "r1" else 1  # R1 is taken at multiples of r1_every
         self.trainer.step(observer, name != BASELINE and CASES[name].naive)
 
-    def count(self, name: str, memory: bool = True) -> dict[str, float]:
-        """Operations, evaluations per image and, with `memory`, peak bytes: the same in every run.
+    def count(self, name: str) -> dict[str, float]:
+        """Operations, evaluations per image and, on a GPU, peak bytes: the same in every run.
 
-        Operations and evaluations are means over steps with and without R1; memory is the larger
-        of the two. A pass of D over real and fake images counts as two evaluations.
+        Operations and evaluations are means over steps with and without R1; memory is the larger of
+        the two, with this case's D alone. A pass of D over real and fake images counts as two
+        evaluations.
         """
-        found = dict.fromkeys(("flops", "denoiser_forward", "d_forward", "d_calls"), 0.0)
-        net, observer, peaks = self.trainer.net, self.observers.get(name), []
+        found = dict.fromkeys(("flops", "denoiser_forward", "d_forward"), 0.0)
+        self.observers.clear()
+        net, observer = self.trainer.net, self._observer(name)
+        cuda = self.trainer.device.type == "cuda"
+        if cuda:
+            torch.cuda.reset_peak_memory_stats()
 
         def evaluated(module, inputs):
-            images = share * len(inputs[0]) / self.trainer.batch
-            found["denoiser_forward" if module is net else "d_forward"] += images
-            found["d_calls"] += 0 if module is net else share
+            found["denoiser_forward" if module is net else "d_forward"] += share * len(inputs[0]) / self.trainer.batch
 
         with contextlib.ExitStack() as hooks:
             for module in (net, observer.D) if observer else (net,):
                 hooks.enter_context(module.register_forward_pre_hook(evaluated))
             for kind, share in self.kinds[name].items():
-                watch = peak_memory(self.trainer, observer, peaks)
-                with watch if memory else contextlib.nullcontext(), Operations() as operations:
+                with self.mode, Operations() as operations:
                     self.take(name, kind)
                 found["flops"] += share * operations.flops
-        return found | ({"peak_bytes": max(peaks)} if memory else {})
+        self.observers.clear()
+        return found | ({"peak_bytes": torch.cuda.max_memory_allocated()} if cuda else {})
 
     def round(self, number: int) -> Iterator[dict[str, Any]]:
         """Timed steps of every case: {"case", "kind", "seconds", "beside": the plain step's}.
@@ -84,50 +92,26 @@ class Steps:
         `beside` is the mean of the plain steps before and after, so that a machine that becomes
         slower or busier affects both. The order rotates; lazy R1 is timed in every second round.
         """
-        names = list(self.observers)
+        names = [name for name in self.kinds if name != BASELINE]
         names = names[number % len(names) :] + names[: number % len(names)]
         before = self._seconds(BASELINE, "plain")
         for name, kind in [(n, k) for n in names for k in self.kinds[n]]:
             if self.kinds[name][kind] < 0.5 and number % 2:
                 continue
+            self._observer(name)  # is not made while the clock runs
             seconds, after = self._seconds(name, kind), self._seconds(BASELINE, "plain")
-            beside = (before + after) / 2
-            yield {"case": name, "kind": kind, "seconds": seconds, "beside": beside}
+            yield {"case": name, "kind": kind, "seconds": seconds, "beside": (before + after) / 2}
             before = after
+
+    def _observer(self, name: str) -> Observer | None:
+        if name != BASELINE and name not in self.observers:
+            self.observers[name] = self.trainer.observer(CASES[name].config)
+        return self.observers.get(name)
 
     def _seconds(self, name: str, kind: str) -> float:
         start = self.clock()
         self.take(name, kind)
         return self.clock() - start
-
-
-@contextlib.contextmanager
-def peak_memory(trainer: Trainer, observer: Observer | None, peaks: list[int]) -> Iterator[None]:
-    """Adds to `peaks` the most bytes that tensors had: kept between steps, and added in the block.
-
-    CUDA's allocator reports the rise. On a CPU it comes from the allocations in a profile: unlike
-    the resident memory of the process, it is the same in every run and leaves out torch itself and
-    other cases' discriminators.
-    """
-    owners = [trainer, observer] if observer else [trainer]
-    modules = [trainer.net, trainer.ema, *(o.D for o in owners[1:])]
-    kept = [trainer.x_0, trainer.eps]
-    kept += [t for module in modules for t in (*module.parameters(), *module.buffers())]
-    kept += [t for o in owners for state in o.optimizer.state.values() for t in state.values()]
-    storages = [t.untyped_storage() for t in kept if isinstance(t, Tensor)]
-    base = sum({s.data_ptr(): s.nbytes() for s in storages}.values())
-    if trainer.device.type == "cuda":
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        yield
-        peaks.append(base + torch.cuda.max_memory_allocated() - before)
-        return
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
-        yield
-    events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
-    events.sort(key=lambda event: event.start_ns())
-    peaks.append(base + max(accumulate((e.nbytes() for e in events), initial=0)))
 
 
 def quartiles(values: list[float]) -> list[float]:
@@ -146,19 +130,21 @@ def summarise(counts: dict[str, dict], timings: list[dict]) -> dict[str, Any]:
     for name, found in counts.items():
         if name == BASELINE:
             continue
-        evaluations = {n: found[n] for n in ("denoiser_forward", "d_forward", "d_calls")}
         cases[name] = case = {
-            "evaluations": evaluations, "flops_ratio": found["flops"] / baseline["flops"],
-        }  # fmt: skip
+            "evaluations": {n: found[n] for n in ("denoiser_forward", "d_forward")},
+            "flops_ratio": found["flops"] / baseline["flops"],
+        }
         if "peak_bytes" in found:
             case["memory_ratio"] = found["peak_bytes"] / baseline["peak_bytes"]
         shares = CASES[name].kinds()
-        ratios = {kind: [t["seconds"] / t["beside"] for t in timings
-                         if (t["case"], t["kind"]) == (name, kind)] for kind in shares}  # fmt: skip
+        ratios = {
+            kind: [t["seconds"] / t["beside"] for t in timings if (t["case"], t["kind"]) == (name, kind)]
+            for kind in shares
+        }
         if all(ratios.values()):
-            main = max(shares, key=lambda kind: shares[kind])
+            main = max(shares, key=shares.get)
             rare = sum(share * median(ratios[k]) for k, share in shares.items() if k != main)
             values = [shares[main] * ratio + rare for ratio in ratios[main]]
-            case |= {"ratio": median(values), "quartiles": quartiles(values),
-                     "seconds": median(values) * baseline["seconds"]}  # fmt: skip
+            ratio = median(values)
+            case |= {"ratio": ratio, "quartiles": quartiles(values), "seconds": ratio * baseline["seconds"]}
     return {"baseline": baseline, "cases": cases}

@@ -13,11 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.benchmark import timer
 
-from ogdm_core import DiscreteVP, Observer, OGDMConfig, Schedule, training_loss
+from ogdm_core import Observer, OGDMConfig, Schedule, training_loss
+from ogdm_core.edm import compat
+from ogdm_core.edm import train as splice
 from ogdm_core.solvers import EpsFn
-from run.provenance import ROOT
 
-from .cases import Size
+from .flags import EDM
 
 EMA_BETA = 0.9999
 
@@ -32,7 +33,6 @@ class Network:
     t: Tensor  # a time in the middle of the schedule, a scalar
     channels: int
     size: int
-    labels: int = 0  # number of classes that D is given, 0 for none
     words: str = ""
 
 
@@ -45,15 +45,13 @@ class Trainer:
         self.device = device = next(self.net.parameters()).device
         self.ema = copy.deepcopy(self.net).eval().requires_grad_(False)
         self.optimizer = torch.optim.Adam(self.net.parameters(), lr=1e-5)
-        shape = (2, batch, network.channels, network.size, network.size)
-        self.x_0, self.eps = torch.randn(shape, device=device)
+        self.x_0, self.eps = torch.randn(2, batch, network.channels, network.size, network.size, device=device)
         self.t = network.t.to(device).expand(batch)
-        self.label = torch.zeros(batch, network.labels, device=device) if network.labels else None
 
     def observer(self, config: OGDMConfig) -> Observer:
         """An observer of this network, with its optimiser's state in place as after a step."""
         n = self.network
-        observer = Observer(config, n.schedule, n.channels, n.size, n.labels, self.device)
+        observer = Observer(config, n.schedule, n.channels, n.size, device=self.device)
         for p in observer.D.parameters():
             p.grad = torch.zeros_like(p)
         observer.optimizer.step()
@@ -63,13 +61,11 @@ class Trainer:
     def step(self, observer: Observer | None = None, naive: bool = False) -> None:
         """One training step, plain without an observer; `naive` as of a `Case`."""
         n, recorded = self.network, None if naive else observer
-        loss, _ = training_loss(n.eps_fn, self.x_0, self.eps, self.t, n.schedule, recorded, self.label)
+        loss, _ = training_loss(n.eps_fn, self.x_0, self.eps, self.t, n.schedule, recorded)
         if naive:
             x_t = n.schedule.diffuse(self.x_0, self.eps, self.t)
-            loss = loss + observer.observe(
-                x_0=self.x_0, eps=self.eps, x_t=x_t, t=self.t, eps_t=n.eps_fn(x_t, self.t),
-                eps_fn=n.eps_fn, label=self.label,
-            ).mean()  # fmt: skip
+            eps_t = n.eps_fn(x_t, self.t)
+            loss = loss + observer.observe(x_0=self.x_0, eps=self.eps, x_t=x_t, t=self.t, eps_t=eps_t).mean()
         loss.backward()
         self.optimizer.step()
         with torch.no_grad():
@@ -92,42 +88,15 @@ def clock(device: torch.device) -> Callable[[], float]:
     return timer
 
 
-# ---- two networks of the paper's CIFAR-10 size --------------------------------------------------
-
-
-def edm(size: Size) -> Network:
+def edm(resolution: int = 32, channels: int = 128) -> Network:
     """NVlabs/edm: DDPM++ (SongUNet) with EDM's preconditioning, as for CIFAR-10."""
-    from ogdm_core.edm import compat
-    from ogdm_core.edm import train as splice
-
-    sys.path.insert(0, str(ROOT / "third_party" / "edm"))
+    sys.path.insert(0, str(EDM))
     compat.install()
     from training.networks import EDMPrecond
 
     net = EDMPrecond(
-        size.resolution, 3, model_type="SongUNet", model_channels=size.channels,
-        channel_mult=[2, 2, 2], num_blocks=size.blocks, dropout=0.13,
+        resolution, 3, model_type="SongUNet", model_channels=channels, channel_mult=[2, 2, 2], num_blocks=4,
+        dropout=0.13,
     )  # fmt: skip
-    words = f"NVlabs/edm, DDPM++ (SongUNet) with {size.channels} channels"
-    return Network(net, splice.make_eps_fn(net), splice.schedule_of(net), torch.tensor(1.0), 3,
-                   size.resolution, words=words)  # fmt: skip
-
-
-def diffusers(size: Size) -> Network:
-    """A `UNet2DModel` with about the parameters and operations of EDM's network."""
-    from diffusers import UNet2DModel
-
-    width = 2 * size.channels
-    net = UNet2DModel(
-        sample_size=size.resolution, block_out_channels=(width,) * 3,
-        layers_per_block=size.blocks, attention_head_dim=width, dropout=0.13,
-        norm_num_groups=min(32, width // 4),
-        down_block_types=("DownBlock2D", "AttnDownBlock2D", "DownBlock2D"),
-        up_block_types=("UpBlock2D", "AttnUpBlock2D", "UpBlock2D"),
-    )  # fmt: skip
-    words = f"diffusers UNet2DModel, three levels of {width} channels"
-    return Network(net, lambda x, t: net(x, t - 1).sample, DiscreteVP.linear(), torch.tensor(500),
-                   3, size.resolution, words=words)  # fmt: skip
-
-
-BACKBONES = {"edm": edm, "diffusers": diffusers}
+    words = f"NVlabs/edm, DDPM++ (SongUNet) with {channels} channels"
+    return Network(net, splice.make_eps_fn(net), splice.schedule_of(net), torch.tensor(1.0), 3, resolution, words)
