@@ -5,7 +5,6 @@ import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,6 +29,7 @@ class Memorisation:
 
     @property
     def words(self) -> list[str]:
+        """The findings, one sentence each."""
         return [
             f"samples nearer than the nearest 1 % of real images: {100 * self.closer:.1f} %",
             f"exact copies: {self.copies} of {len(self.samples)}",
@@ -65,7 +65,7 @@ def leave_one_out(train: Tensor, count: int = LEFT_OUT) -> Tensor:
     return torch.where(own[:, 0], distances[:, 1], distances[:, 0])
 
 
-def run(args: argparse.Namespace, command: str) -> list[Path]:
+def neighbours(args: argparse.Namespace, command: str) -> list[Path]:
     """Prints whether samples are copies; writes neighbours.csv, .png and memorisation.png."""
     features = feature_net(args)
     if args.samples is not None:
@@ -80,10 +80,10 @@ def run(args: argparse.Namespace, command: str) -> list[Path]:
     result = memorisation(phi_samples, phi_train, held_out)
     print(*result.words, sep="\n")
     table = [
-        {"sample": i, "rank": j + 1, "train_index": int(indices[i, j]),
-         "distance": float(distances[i, j])}
-        for i in range(len(distances)) for j in range(args.k)
-    ]  # fmt: skip
+        {"sample": i, "rank": j + 1, "train_index": int(indices[i, j]), "distance": float(distances[i, j])}
+        for i in range(len(distances))
+        for j in range(args.k)
+    ]
     n = min(args.images, len(samples))
     name = "held-out images" if args.held_out else "training images, leave-one-out"
     return [
@@ -119,9 +119,7 @@ def draw_memorisation(result: Memorisation, real_name: str, path: Path, command:
         (result.real, style.GREY, "--", f"{real_name} ({len(result.real)})"),
         (result.samples, style.BLUE, "-", f"samples ({len(result.samples)})"),
     ):
-        x = np.sort(distances.numpy())
-        ax.plot(x, np.arange(1, len(x) + 1) / len(x), color=colour, ls=line, label=name,
-                drawstyle="steps-post")  # fmt: skip
+        ax.ecdf(distances.numpy(), color=colour, ls=line, label=name)
     limit = float(torch.quantile(result.real, 0.01))
     ax.axvline(limit, color=style.ORANGE, lw=1, ls=":", label="nearest 1 % of real images")
     ax.set(title="distance to the nearest training image", xlabel="distance in feature space",

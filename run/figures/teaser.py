@@ -1,7 +1,7 @@
-"""Figure 1 of the paper for any pair of models, and the number that it shows by eye.
+"""Samples of several methods from the same noise: the paper's Figure 1, and appendix F's grids.
 
-The same noise, solved with ever more network evaluations, should lead to the same image. Drift is
-how far it does not: for features phi and NFE n, with n* the finest,
+Figure 1: the same noise, solved with ever more network evaluations, should lead to the same image.
+Drift is how far it does not: for features phi and NFE n, with n* the finest,
 
     drift(n) = mean_i |phi(x_i^n) - phi(x_i^{n*})|
 
@@ -10,9 +10,11 @@ phi(x_j^{n*})|: 0 is the same image, 1 is as far as any other.
 """
 
 import argparse
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean, stdev
 
 import numpy as np
 import torch
@@ -21,6 +23,7 @@ from torch import Tensor
 from ogdm_core.nfe import steps_for_nfe
 
 from . import style
+from .flags import SAMPLERS
 from .samples import Method, feature_net, load_method, shared_noise
 
 
@@ -67,10 +70,10 @@ def drift(images: Sequence[Tensor], features: Callable[[Tensor], Tensor]) -> tup
     return absolute, [value / spread for value in absolute]
 
 
-def run(args: argparse.Namespace, command: str) -> list[Path]:
+def teaser(args: argparse.Namespace, command: str) -> list[Path]:
     """Prints the drift; writes drift.csv and fig1.png."""
     methods = [load_method(text, args.device) for text in args.method]
-    specs = args.row or [f"{m.name}:{s}" for s in ("euler", "s-pndm") for m in methods]
+    specs = args.row or [f"{m.name}:{s}" for s in SAMPLERS for m in methods]
     rows = parse_rows(specs, methods, args.nfe)
     features = feature_net(args)
     noise = shared_noise(methods, max(args.drift_images, args.images), args.seed)
@@ -79,9 +82,8 @@ def run(args: argparse.Namespace, command: str) -> list[Path]:
     if len(shapes) > 1:
         raise ValueError(f"the rows' images have different shapes: {sorted(shapes)}")
     numbers = [
-        {"method": row.method.name, "sampler": row.sampler, "nfe": nfe,
-         "finest_nfe": row.nfes[-1], "drift": absolute, "relative_drift": relative,
-         "images": len(noise)}
+        {"method": row.method.name, "sampler": row.sampler, "nfe": nfe, "finest_nfe": row.nfes[-1],
+         "drift": absolute, "relative_drift": relative, "images": len(noise)}
         for row, images in zip(rows, cells, strict=True)
         for nfe, absolute, relative in zip(row.nfes, *drift(images, features), strict=True)
     ]  # fmt: skip
@@ -90,14 +92,18 @@ def run(args: argparse.Namespace, command: str) -> list[Path]:
         print("{method:20}{sampler:12}{nfe:5}{drift:10.3f}{relative_drift:10.3f}".format(**n))
     return [
         style.write_csv(args.out / "drift.csv", numbers),
-        draw(rows, cells, numbers, args.out / "fig1.png", command, args.images),
+        draw_teaser(rows, cells, numbers, args.out / "fig1.png", command, args.images),
     ]
 
 
-def draw(
-    rows: Sequence[Row], cells: Sequence[Sequence[Tensor]], numbers: Sequence[dict], path: Path,
-    command: str, images: int,
-) -> Path:  # fmt: skip
+def draw_teaser(
+    rows: Sequence[Row],
+    cells: Sequence[Sequence[Tensor]],
+    numbers: Sequence[dict],
+    path: Path,
+    command: str,
+    images: int,
+) -> Path:
     """The picture: a strip of NFEs per row and noise, drift beside it."""
     columns = len(rows[0].nfes)
     _, _, height, width = cells[0][0].shape
@@ -132,3 +138,62 @@ def draw(
     ax.set(title=f"drift from NFE {finest} (1: another image)", xlabel="NFE", ylim=(0, None))
     ax.legend(fontsize=8)
     return style.save(fig, path, command)
+
+
+# ---- appendix F ---------------------------------------------------------------------------------
+
+
+def load_results(path: str | Path) -> list[dict]:
+    """Rows {"method", "sampler", "nfe", "fid", "recall"} of a results.json or a tableN.json.
+
+    The first is {"rows": [such rows]}; a table's rows hold a cell per NFE instead, and are called
+    by their own name ("cifar10-edm-ogdm-ft") and, where the table has one data set, by their method
+    ("OGDM").
+    """
+    rows = json.loads(Path(path).read_text()).get("rows") or []
+    if any("cells" in row for row in rows):
+        names = ("row", "method") if len({row["dataset"] for row in rows}) == 1 else ("row",)
+        rows = [
+            cell | {"method": name, "sampler": row["sampler"]}
+            for row in rows for name in dict.fromkeys(row[key] for key in names)
+            for cell in row["cells"] if cell["fid"] is not None
+        ]  # fmt: skip
+    wanted = {"method", "sampler", "nfe", "fid", "recall"}
+    if not rows or any(wanted - row.keys() for row in rows):
+        raise ValueError(f"{path}: needs rows, each with {', '.join(sorted(wanted))}")
+    return rows
+
+
+def caption(rows: Sequence[dict], method: str, sampler: str, nfe: int) -> str:
+    """FID and recall of one cell, the mean over its seeds; says so where the file has none."""
+    if not rows:
+        return ""
+    key = (method.lower(), sampler, nfe)
+    cell = [r for r in rows if (r["method"].lower(), r["sampler"], r["nfe"]) == key]
+    if not cell:
+        return "(FID, recall: not in the results file)"
+    fids, recalls = [row["fid"] for row in cell], [row["recall"] for row in cell]
+    spread = f" ± {stdev(fids):.2f}" if len(fids) > 1 else ""
+    grid = cell[0].get("times", "linear")  # the quickstart's; a panel is on the model's own
+    grid = "" if grid == "linear" else f", {grid} time grid"
+    return f"(FID: {fmean(fids):.2f}{spread}, recall: {fmean(recalls):.3f}{grid})"
+
+
+def grid(args: argparse.Namespace, command: str) -> list[Path]:
+    """grid-nfeN.png: methods across, samplers down; every panel starts from the same noise."""
+    for sampler in args.sampler:
+        steps_for_nfe(sampler, args.nfe)
+    rows = load_results(args.results) if args.results else []
+    methods = [load_method(text, args.device) for text in args.method]
+    noise = shared_noise(methods, args.images, args.seed)
+    cells = [[m.draw(noise, args.nfe, sampler) for m in methods] for sampler in args.sampler]
+    height = 4.6 * -(-len(noise) // args.columns) / args.columns + 0.62
+    fig = style.plt.figure(figsize=(4.6 * len(methods) + 0.2, height * len(args.sampler) + 0.15))
+    axes = style.grid(fig, cells, args.columns, gap=max(1, cells[0][0].shape[-1] // 16))
+    for line, sampler in zip(axes, args.sampler, strict=True):
+        for ax, method in zip(line, methods, strict=True):
+            name = f"{method.name} + {style.sampler_name(sampler)} (NFE {args.nfe})"
+            words = caption(rows, method.name, sampler, args.nfe)
+            ax.set_xlabel(f"{name}\n{words}".strip(), fontsize=9)
+    fig.tight_layout(rect=(0, 0.02, 1, 1))
+    return [style.save(fig, args.out / f"grid-nfe{args.nfe}.png", command)]

@@ -137,7 +137,7 @@ def report(problem: Problem, lemma: list[dict]) -> None:
     print("  and at -v likewise; everywhere else on that grid it holds")
 
 
-def run(args: argparse.Namespace, command: str) -> list[Path]:
+def xi(args: argparse.Namespace, command: str) -> list[Path]:
     """xi.csv, lemma1.csv and fig4.png; raises ValueError if the quadrature's error is too large."""
     for v, beta in product((args.v, *args.vs), (args.beta, BETAS[0], BETAS[-1])):
         _ = Problem(args.mu, v, beta).u  # refuses what cannot be computed

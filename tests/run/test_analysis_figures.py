@@ -12,7 +12,7 @@ from PIL import Image  # noqa: E402
 
 from ogdm_core.images import to_uint8  # noqa: E402
 from run.figures import __main__ as figures  # noqa: E402
-from run.figures import grids, neighbours, samples, style, teaser  # noqa: E402
+from run.figures import neighbours, samples, style, teaser  # noqa: E402
 from run.figures.samples import load_images  # noqa: E402
 from run.figures.style import tile  # noqa: E402
 
@@ -211,16 +211,16 @@ ROWS = [
 
 
 def test_captions_take_the_mean_over_seeds_and_say_what_is_missing():
-    assert grids.caption(ROWS, "OGDM", "euler", 10) == "(FID: 8.00 ± 1.41, recall: 0.550)"
-    assert grids.caption(ROWS, "control", "euler", 10) == "(FID: 12.35, recall: 0.400)"
-    assert "not in the results file" in grids.caption(ROWS, "control", "heun", 11)
-    assert grids.caption([], "control", "euler", 10) == ""
+    assert teaser.caption(ROWS, "OGDM", "euler", 10) == "(FID: 8.00 ± 1.41, recall: 0.550)"
+    assert teaser.caption(ROWS, "control", "euler", 10) == "(FID: 12.35, recall: 0.400)"
+    assert "not in the results file" in teaser.caption(ROWS, "control", "heun", 11)
+    assert teaser.caption([], "control", "euler", 10) == ""
 
 
 def test_grid_reads_a_results_file(files, tmp_path, monkeypatch):
     captions = []
-    plain = grids.caption
-    monkeypatch.setattr(grids, "caption", lambda *a: captions.append(plain(*a)) or captions[-1])
+    plain = teaser.caption
+    monkeypatch.setattr(teaser, "caption", lambda *a: captions.append(plain(*a)) or captions[-1])
     rows = [row | {"nfe": 8} for row in ROWS]
     (tmp_path / "results.json").write_text(json.dumps({"rows": rows}))
     draw(tmp_path, "grid", *methods_of(files), "--sampler", "euler", "--nfe", 8, "--images", 6,
@@ -245,9 +245,9 @@ def test_captions_come_from_a_table_by_row_and_by_method(tmp_path):
         ([ours, other], "cifar10-edm-ogdm-ft", True),
     ):  # fmt: skip
         (tmp_path / "table1.json").write_text(json.dumps({"rows": rows}))
-        read = grids.load_results(tmp_path / "table1.json")
-        assert ("FID: 11.50" in grids.caption(read, method, "euler", 10)) == found
-        assert "not in the results file" in grids.caption(read, method, "euler", 25)
+        read = teaser.load_results(tmp_path / "table1.json")
+        assert ("FID: 11.50" in teaser.caption(read, method, "euler", 10)) == found
+        assert "not in the results file" in teaser.caption(read, method, "euler", 25)
 
 
 def test_a_results_file_without_rows_is_refused(tmp_path, refused):
@@ -341,31 +341,7 @@ def test_neighbours_wants_samples_from_one_place(words, capsys):
     assert "--samples" in said and "--method" in said
 
 
-# ---------------------------------------------------------------- diagrams and style
-
-
-def test_diagrams(tmp_path, capsys):
-    draw(tmp_path / "new", "diagrams")
-    printed = capsys.readouterr().out
-    for name in ("graphical_model.svg", "discriminator_role.svg"):
-        assert str(tmp_path / "new" / name) in printed
-        assert (tmp_path / "new" / name).read_text().startswith("<?xml")
-
-
 def test_colours_of_methods_differ_and_stay():
     colours = {style.method_colour(name) for name in ("control", "OGDM", "OGDM (ft)", "Baseline")}
     assert len(colours) == 4
     assert style.method_colour("ogdm") == style.method_colour("OGDM", index=5)
-
-
-def test_pictures_in_the_repository_are_small_and_say_how_they_were_made():
-    from pathlib import Path
-
-    folder = Path(__file__).resolve().parents[2] / "docs" / "figures"
-    pictures = sorted(folder.glob("*.png"))
-    assert pictures
-    for picture in pictures:
-        assert picture.stat().st_size < 300_000, picture
-        command = command_in(picture).split()
-        assert command[0].startswith("run/"), picture
-        assert (folder.parents[1] / command[0]).exists(), picture

@@ -3,7 +3,9 @@ import math
 
 import numpy as np
 import pytest
+from PIL import Image
 
+from run.figures.__main__ import main
 from run.figures.xi import Problem, initial_slope, runs, total_variation
 
 PAPER = Problem(mu=2.0, v=0.1, beta=0.4)
@@ -155,11 +157,6 @@ def test_errors(arguments, message):
 
 
 def test_command_writes_the_picture_and_the_numbers(tmp_path, capsys):
-    pytest.importorskip("matplotlib")
-    from PIL import Image
-
-    from run.figures.__main__ import main
-
     assert main(["xi", "--vs", "0.1", "1", "--out", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     assert "xi = 0.54346" in printed and "v = 1.0: beta 0.15 to 0.4" in printed
@@ -178,9 +175,6 @@ def test_command_writes_the_picture_and_the_numbers(tmp_path, capsys):
 
 
 def test_command_refuses_bad_values(tmp_path, capsys, refused):
-    pytest.importorskip("matplotlib")
-    from run.figures.__main__ import main
-
     with refused("beta=1.5"):
         main(["xi", "--beta", "1.5", "--out", str(tmp_path)])
     with pytest.raises(SystemExit):
