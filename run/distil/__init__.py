@@ -1,1 +1,0 @@
-"""Consistency distillation of a quickstart's fine-tunes: what `run/distil.sh` runs."""
