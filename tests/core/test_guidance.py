@@ -1,8 +1,6 @@
 """Discriminator guidance: its sign, scale, cost and file; a guide that is trained on the spot."""
 
-import json
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -217,40 +215,6 @@ def test_the_commands_sample_train_and_guide(tmp_path, capsys):
     assert main([*draw, "--guide", guide, "--output", f"{tmp_path}/b.npz"]) == 0
     assert "NFE 4" in capsys.readouterr().out
     assert not np.array_equal(plain, np.load(tmp_path / "b.npz")["arr_0"])
-
-
-def test_fine_tunes_are_those_on_the_data_that_is_asked_for(tmp_path):
-    pytest.importorskip("diffusers")
-    from run.distil.fine_tunes import fine_tunes
-
-    for name, data in (("control-seed0-ab", "digits"), ("control-seed0-cd", "mnist")):
-        (tmp_path / "runs" / name / "unet").mkdir(parents=True)
-        text = json.dumps({"settings": {"data": data}})
-        (tmp_path / "runs" / name / "training.json").write_text(text)
-        (tmp_path / f"classifier-{data}-0.pt").touch()
-    (tmp_path / "runs" / "control-seed1-unfinished").mkdir()
-    (tmp_path / "classifier-digits-0.pt").unlink()
-    with pytest.raises(FileNotFoundError, match="no fine-tunes on digits; give --data mnist"):
-        fine_tunes(tmp_path, "digits")
-    runs, classifier = fine_tunes(tmp_path, "mnist")
-    assert runs == {tmp_path / "runs" / "control-seed0-cd": ("control", 0)}
-    assert classifier.name == "classifier-mnist-0.pt"
-
-
-def test_the_page_shows_the_results():
-    pytest.importorskip("diffusers")
-    from run.distil.fine_tunes import table
-
-    rows, want = json.loads(Path("docs/results/guidance.json").read_text())["rows"], {}
-    for line in table(rows).splitlines()[2:]:
-        sampler, model, *cells = (cell.strip() for cell in line.strip("|").split("|"))
-        want.setdefault((sampler, model.split(" + ")[0]), []).extend(cells)
-    shown = re.findall(r"^\|[^|]*\| (control|OGDM) (\| .* ± .*\|)$",
-                       Path("docs/guidance.md").read_text(), re.MULTILINE)  # fmt: skip
-    assert len(shown) == 10
-    assert [(method, cells) for (_, method), cells in want.items()] == [
-        (method.lower(), [c.strip() for c in line.split("|") if c.strip()]) for method, line in shown
-    ]
 
 
 @pytest.mark.parametrize(("words", "said"), [
