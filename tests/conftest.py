@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from run.setup.submodules import State, Submodule, discover, inspect
+from run.setup.upstream import State, Submodule, discover, inspect
 
 pytest_plugins = ["tests.run.setup_house"]  # fixtures for the tests of run/setup.sh
 

@@ -1,4 +1,4 @@
-"""git as a subprocess: no question at a prompt, no hidden download, no process left behind."""
+"""git as a subprocess: no question at a prompt, a time limit, no process left behind."""
 
 import contextlib
 import os
@@ -8,27 +8,20 @@ from pathlib import Path
 
 _INHERITED = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX")  # a hook's, not ours
 _NEVER_ASK = {"GIT_TERMINAL_PROMPT": "0", "GCM_INTERACTIVE": "never", "LC_ALL": "C"}
-# A partial clone downloads an absent blob when it is read. The first variable forbids that since
-# git 2.44, the second, which allows no transport at all, in every version.
-_OFFLINE = {"GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTOCOL": ""}
 
 
 class GitError(Exception):
     """git failed; the message is what it said."""
 
 
-def run(*words: str | Path, cwd: Path, network: bool = False, seconds: float = 60) -> bytes:
-    """stdout of `git WORDS` in `cwd`; raises GitError, also when it takes longer than `seconds`."""
+def run(*words: str | Path, cwd: Path, seconds: float = 60) -> bytes:
+    """stdout of `git WORDS` in `cwd`; raises GitError, also when git takes longer than `seconds`."""
     env = {name: value for name, value in os.environ.items() if name not in _INHERITED} | _NEVER_ASK
-    ssh = env.get("GIT_SSH_COMMAND", "ssh")
-    env |= {"GIT_SSH_COMMAND": f"{ssh} -oBatchMode=yes -oConnectTimeout=10"}
-    slow = ["-c", "http.lowSpeedLimit=1000", "-c", "http.lowSpeedTime=20"]
+    env["GIT_SSH_COMMAND"] = f"{env.get('GIT_SSH_COMMAND', 'ssh')} -oBatchMode=yes -oConnectTimeout=10"
+    slow = ("-c", "http.lowSpeedLimit=1000", "-c", "http.lowSpeedTime=20")  # a download that stands still is given up
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     try:
-        process = subprocess.Popen(
-            ["git", *slow, *map(str, words)], cwd=cwd, env=env | ({} if network else _OFFLINE),
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            process_group=0,
-        )  # fmt: skip
+        process = subprocess.Popen(["git", *slow, *map(str, words)], cwd=cwd, env=env, process_group=0, **pipes)
     except FileNotFoundError:
         raise GitError("git is not installed, or not on PATH") from None
     try:
@@ -48,14 +41,6 @@ def run(*words: str | Path, cwd: Path, network: bool = False, seconds: float = 6
     return out
 
 
-def text(*words: str | Path, cwd: Path, network: bool = False, seconds: float = 60) -> str:
+def text(*words: str | Path, cwd: Path) -> str:
     """As `run`, decoded and stripped."""
-    return run(*words, cwd=cwd, network=network, seconds=seconds).decode(errors="replace").strip()
-
-
-def attempt(*words: str | Path, cwd: Path) -> str | None:
-    """As `text`, but None where git fails: for questions whose answer may be "there is none"."""
-    try:
-        return text(*words, cwd=cwd)
-    except GitError:
-        return None
+    return run(*words, cwd=cwd).decode(errors="replace").strip()

@@ -13,8 +13,8 @@ reason, then adds lines and quotes none of upstream's:
     +two added
     +lines
 
-Every hunk is `@@ -N,0 +M[,K] @@` with `+` lines only. OLD and NEW are the file's full blob names
-before and after, so a patch fits one upstream file and its result can be verified.
+OLD and NEW are the file's full blob names before and after, so a patch fits one upstream file and
+its result can be verified.
 """
 
 import hashlib
@@ -23,20 +23,17 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-FILL_IN = "FILL IN"  # stands in the prose of a freshly exported patch until its author writes it
-MIN_WORDS = 15  # two short sentences; less than this is a title, not a reason
-
-_PATCH = re.compile(
-    r"(?P<prose>.*?)^(?P<diff>diff --git a/(?P<path>.+) b/(?P=path)\n"
+_HEADER = re.compile(
+    r"(?P<prose>.*?)^(?P<diff>diff --git a/(?P<path>[^\n]+) b/(?P=path)\n"
     r"index (?P<old>[0-9a-f]{40})\.\.(?P<new>[0-9a-f]{40}) 100(?:644|755)\n"
-    r"--- a/(?P=path)\n\+\+\+ b/(?P=path)\n"
-    r"(?P<hunks>(?:@@ -[0-9]+,0 \+[0-9,]+ @@\n(?:\+[^\n]*\n)+)+))",
+    r"--- a/(?P=path)\n\+\+\+ b/(?P=path)\n(?P<hunks>@@ .*))\n\Z",
     re.MULTILINE | re.DOTALL,
 )
 _LAW = """\
 A patch is its reason, then one `diff --git` of one upstream file with `index OLD..NEW MODE`, both
 in full, then hunks `@@ -N,0 +M,K @@` with nothing behind the second @@ and `+` lines only: no
 context, no removed line, no second file, no created, renamed or deleted one, no changed mode.
+Leave upstream's lines as they are, and let an added line rebind or wrap what must behave differently.
 See CONTRIBUTING.md; `run/setup.sh --export NAME` writes added lines that way."""
 
 
@@ -65,9 +62,8 @@ class Patch:
         """The patched file; raises PatchError if `original` is not the file it was made for."""
         if blob(original) != self.old:
             raise PatchError(
-                f"{self.name} is for blob {self.old[:10]} of {self.path}, but here it is "
-                f"{blob(original)[:10]}.\nThe patch was made for another upstream commit; "
-                "see 'Moving a pin' in CONTRIBUTING.md"
+                f"{self.name} is for blob {self.old[:10]} of {self.path}, but here it is {blob(original)[:10]}.\n"
+                "The patch was made for another upstream commit; see 'Moving a pin' in CONTRIBUTING.md"
             )
         lines = io.BytesIO(original).readlines()
         for after in sorted(self.hunks, reverse=True):
@@ -75,9 +71,8 @@ class Patch:
         result = b"".join(lines)
         if blob(result) != self.new:
             raise PatchError(
-                f"{self.name} should leave blob {self.new[:10]} of {self.path}, but leaves "
-                f"{blob(result)[:10]}: it was edited by hand.\nApply it with "
-                "`git apply --unidiff-zero` and let `run/setup.sh --export` write it anew"
+                f"{self.name} should leave blob {self.new[:10]} of {self.path}, but leaves {blob(result)[:10]}.\n"
+                "It was edited by hand: apply it with `git apply --unidiff-zero`, then run `run/setup.sh --export`"
             )
         return result
 
@@ -105,46 +100,24 @@ def read(file: Path) -> Patch:
 
 def parse(text: str, name: str) -> Patch:
     """Reads the text of patches/NAME strictly."""
-    match = _PATCH.match(text)
+    match = _HEADER.match(text)
     if not match:
         raise PatchError(f"{name} does not hold a patch that adds lines.\n{_LAW}")
-    if rest := text[match.end() :]:
-        line = text.count("\n", 0, match.end()) + 1
-        raise PatchError(f"{name}:{line}: unexpected {rest.splitlines()[0][:40]!r}.\n{_LAW}")
     hunks: dict[int, list[str]] = {}
-    shift = 0
-    for hunk in re.split(r"^(?=@@)", match["hunks"], flags=re.MULTILINE)[1:]:
-        header, *lines = hunk.removesuffix("\n").split("\n")
-        after = int(re.match(r"@@ -(\d+)", header)[1])
-        count = f",{len(lines)}" if len(lines) > 1 else ""
-        expected = f"@@ -{after},0 +{after + shift + 1}{count} @@"
-        if header != expected:
-            raise PatchError(f"{name}: {header!r} should be {expected!r}")
-        if after <= max(hunks, default=-1):
-            raise PatchError(f"{name}: {header!r}: hunks must be in the file's order")
-        hunks[after] = [line[1:] for line in lines]
-        shift += len(lines)
+    found, expected = [], []
+    for number, line in enumerate(match["hunks"].split("\n"), start=text.count("\n", 0, match.start("hunks")) + 1):
+        if header := re.fullmatch(r"@@ -(\d+),0 \+\d+(?:,\d+)? @@", line):
+            found.append(line)
+            lines = hunks[int(header[1])] = []
+        elif line.startswith("+"):
+            lines.append(line[1:])
+        else:
+            raise PatchError(f"{name}:{number}: unexpected {line[:60]!r}.\n{_LAW}")
+    for after in sorted(hunks):
+        count = f",{len(hunks[after])}" if len(hunks[after]) > 1 else ""
+        shift = sum(len(lines) for before, lines in hunks.items() if before < after)
+        expected.append(f"@@ -{after},0 +{after + shift + 1}{count} @@")
+    if found != expected:
+        raise PatchError(f"{name}: the hunks' headers are {found}; with these lines they should be {expected}")
     prose, diff, path, old, new = match.group("prose", "diff", "path", "old", "new")
-    return Patch(name, prose.strip(), diff, path, old, new, hunks)
-
-
-def offences(folder: Path) -> list[str]:
-    """Everything in patches/NAME that breaks the law; needs no submodule."""
-    found = []
-    for file in sorted(file for file in folder.rglob("*") if file.is_file()):
-        where = f"{folder.name}/{file.relative_to(folder)}"
-        if file.suffix != ".patch":
-            found.append(f"{where} is not a patch")
-            continue
-        try:
-            patch = read(file)
-        except PatchError as error:
-            found.append(str(error))
-            continue
-        if file != folder / file_name(patch.path):
-            found.append(f"{where} is for {patch.path}; call it {file_name(patch.path)}")
-        if FILL_IN in patch.prose:
-            found.append(f"{where} still has the exporter's `{FILL_IN}` in its prose")
-        elif len(patch.prose.split()) < MIN_WORDS:
-            found.append(f"{where} does not open with its reason, at least {MIN_WORDS} words of it")
-    return found
+    return Patch(name, prose.strip(), f"{diff}\n", path, old, new, hunks)

@@ -52,6 +52,11 @@ class House:
             self.pin = self._make_upstream()
             self._make_root()
 
+    def sparse(self) -> None:
+        """Leaves assets/ out of the checkout."""
+        with (self.root / ".gitmodules").open("a") as file:
+            file.write("\tsparse = /*\n\tsparse = !/assets/\n")
+
     def redirect(self, place) -> None:
         """Makes git look for the upstream's address somewhere else."""
         self.config.write_text(f'[protocol "file"]\n\tallow = always\n[url "{place}"]\n\tinsteadOf = {URL}\n')
@@ -79,19 +84,17 @@ class House:
         return pin
 
     def _make_root(self) -> None:
-        shutil.copytree(ROOT / "run", self.root / "run", ignore=shutil.ignore_patterns("*.pyc"))
-        (self.root / "ogdm_core").mkdir()
-        for name in ("__init__.py", "files.py"):  # what run/setup imports
-            shutil.copy(ROOT / "ogdm_core" / name, self.root / "ogdm_core")
-        (self.root / ".gitmodules").write_text(
-            f'[submodule "third_party/widget"]\n\tpath = third_party/widget\n\turl = {URL}\n\tignore = dirty\n'
-        )
+        shutil.copytree(ROOT / "run" / "setup", self.root / "run" / "setup")
+        for name in ("__init__.py", "lock.py", "provenance.py"):  # all that run/setup imports
+            shutil.copy(ROOT / "run" / name, self.root / "run")
+        settings = ("path = third_party/widget", f"url = {URL}", "ignore = dirty", "extra = wid")
+        (self.root / ".gitmodules").write_text("\n\t".join(['[submodule "third_party/widget"]', *settings]) + "\n")
         self.write_patch("train.py", TRAIN, {5: ["added to train"]})
         self.write_patch("lib/model.py", MODEL, {0: ["first"], 10: ["last", ""]})
         self.git("init", "-q", cwd=self.tmp / "house")
         self.git("update-index", "--add", "--cacheinfo", f"160000,{self.pin},third_party/widget")
         (self.root / ".gitignore").write_text(".setup/\n__pycache__/\n")
-        self.git("add", ".gitignore", ".gitmodules", "run", "ogdm_core", "patches")
+        self.git("add", ".gitignore", ".gitmodules", "run", "patches")
         self.git("commit", "-q", "-m", "house")
 
     def write_patch(self, path: str, old: str, added: dict, prose: str = REASON) -> Path:
@@ -129,11 +132,11 @@ class House:
         done = self.setup(*args, **env)
         assert done.returncode == status, done.stdout + done.stderr
         assert "Traceback" not in done.stderr
-        return done.stderr
+        return done.stdout + done.stderr
 
     def snapshot(self) -> dict[str, bytes]:
         """Every file of the submodule's work tree."""
-        files = (file for file in self.widget.rglob("*") if file.is_file())
+        files = (file for file in self.widget.rglob("*") if file.is_file() and ".git" not in file.parts)
         return {str(file.relative_to(self.widget)): file.read_bytes() for file in files}
 
 

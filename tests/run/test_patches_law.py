@@ -3,18 +3,20 @@
 Reading the files needs no submodule. Where one is here, its patches are also applied and reversed.
 """
 
+import dataclasses
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from run.setup.patches import PatchError, load, offences, parse
-from run.setup.submodules import State, Submodule, apply, inspect, reverse
+from run.setup.patches import PatchError, file_name, load, parse, read
+from run.setup.upstream import FILL_IN, State, Submodule, apply, inspect, reverse
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = ("guided-diffusion", "edm", "latent-diffusion")
 MOST_LINES = 40  # a patch calls our code; one that is longer has logic in it
+MIN_WORDS = 15  # two short sentences; less than this is a title, not a reason
 
 GOOD = f"""\
 Say why this patch exists, in words enough that a stranger sees the point of it at once.
@@ -29,6 +31,22 @@ index {"3f5f3ee9" * 5}..{"9a1b2c37" * 5} 100644
 @@ -20,0 +23 @@
 +one more
 """
+
+
+def offences(folder: Path) -> list[str]:
+    """Everything in patches/NAME that breaks the law."""
+    found = []
+    for file in sorted(file for file in folder.rglob("*") if file.is_file()):
+        try:
+            patch = read(file)
+        except PatchError as error:
+            found.append(str(error))
+            continue
+        if file != folder / file_name(patch.path):
+            found.append(f"{file.name} is for {patch.path}; call it {file_name(patch.path)}")
+        if FILL_IN in patch.prose or len(patch.prose.split()) < MIN_WORDS:
+            found.append(f"{file.name} does not open with its reason, at least {MIN_WORDS} words of it")
+    return found
 
 
 def test_every_folder_is_for_a_submodule():
@@ -55,17 +73,17 @@ def test_a_good_patch_reads_well():
 @pytest.mark.parametrize(
     ("old", "new", "complaint"),
     [
-        ("+two added\n", "-upstream's line\n", "does not hold a patch"),
+        ("+two added\n", "-upstream's line\n", '8: unexpected "-upstream\'s line"'),
         ("+lines\n", "-upstream's line\n", '9: unexpected "-upstream\'s line"'),
-        ("+one more\n", " upstream's line\n", "10: unexpected '@@ -20"),
+        ("+one more\n", " upstream's line\n", '11: unexpected " upstream\'s line"'),
         ("@@ -12,0 +13,2 @@", "@@ -12,0 +13,2 @@ def main():", "nothing behind the second @@"),
         ("@@ -12,0 +13,2 @@", "@@ -12 +13,2 @@", "`+` lines only"),
         ("@@ -20,0 +23 @@", "@@ -20,1 +23 @@", "10: unexpected"),
-        ("@@ -12,0 +13,2 @@", "@@ -12,0 +13,3 @@", "should be '@@ -12,0 +13,2 @@'"),
-        ("@@ -12,0 +13,2 @@", "@@ -12,0 +13 @@", "should be '@@ -12,0 +13,2 @@'"),
-        ("@@ -12,0 +13,2 @@", "@@ -12,0 +14,2 @@", "should be '@@ -12,0 +13,2 @@'"),
-        ("@@ -20,0 +23 @@", "@@ -20,0 +21 @@", "should be '@@ -20,0 +23 @@'"),
-        ("@@ -20,0 +23 @@", "@@ -11,0 +14 @@", "in the file's order"),
+        ("@@ -12,0 +13,2 @@", "@@ -12,0 +13,3 @@", "should be ['@@ -12,0 +13,2 @@',"),
+        ("@@ -12,0 +13,2 @@", "@@ -12,0 +13 @@", "should be ['@@ -12,0 +13,2 @@',"),
+        ("@@ -20,0 +23 @@", "@@ -20,0 +21 @@", "'@@ -20,0 +23 @@']"),
+        ("@@ -20,0 +23 @@", "@@ -11,0 +14 @@", "should be ['@@ -11,0 +12 @@',"),
+        ("@@ -20,0 +23 @@", "@@ -12,0 +15 @@", "should be ['@@ -12,0 +13 @@']"),
         ("+one more\n", "+one more\n\\ No newline at end of file\n", "12: unexpected"),
         ("+one more\n", "+one more\ndiff --git a/b.py b/b.py\n", "no second file"),
         ("index 3f5f3ee93f", "index 3f", "in full"),
@@ -89,9 +107,9 @@ def test_a_bad_patch_is_refused(old, new, complaint):
     [
         ({"train.py.patch": GOOD}, None),
         ({"a.patch": GOOD}, "is for train.py; call it train.py.patch"),
-        ({"train.py.patch": GOOD, "notes.txt": ""}, "notes.txt is not a patch"),
+        ({"train.py.patch": GOOD, "notes.txt": ""}, "notes.txt does not hold a patch"),
         ({"train.py.patch": GOOD.split("\n", 1)[1]}, "its reason"),
-        ({"train.py.patch": "FILL IN: " + GOOD}, "FILL IN"),
+        ({"train.py.patch": "FILL IN: " + GOOD}, "its reason"),
         ({"train.py.patch": GOOD + "-gone\n"}, "unexpected '-gone'"),
     ],
 )
@@ -114,8 +132,7 @@ def copied(submodule, tmp_path):
         place = tmp_path / "third_party" / name
         shutil.copytree(sub.record.parent, place / ".git")
         (place / ".git" / sub.record.name).unlink(missing_ok=True)
-        (tmp_path / "patches").symlink_to(ROOT / "patches")
-        copy = Submodule(name, sub.url, sub.pin, tmp_path)
+        copy = dataclasses.replace(sub, root=tmp_path, path=place)
         for config in {"config", "config.worktree"} & {f.name for f in (place / ".git").iterdir()}:
             command = ["git", "config", "--file", place / ".git" / config]
             subprocess.run([*command, "core.worktree", place], cwd=tmp_path, check=True)

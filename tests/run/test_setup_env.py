@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from run.setup import env
-from run.setup.submodules import Refusal
+from run.setup import Refusal, env
 
 ROOT = Path(__file__).resolve().parents[2]
 PYPROJECT = """
@@ -33,10 +32,8 @@ line-length = 100
 @pytest.fixture
 def root(tmp_path, monkeypatch):
     """A folder with declarations; commands are recorded and not run, except for making the venv."""
-    for name in ("OGDM_ENV", "OGDM_PYTHON"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("OGDM_PYTHON", raising=False)
     (tmp_path / "pyproject.toml").write_text(PYPROJECT)
-    (tmp_path / "environment.yml").write_text("name: ogdm\n")
     (tmp_path / "constraints.txt").write_text("torch==1.2\n")
     return tmp_path
 
@@ -49,9 +46,8 @@ def commands(root, monkeypatch):
     def run(command, where, failed, advice):
         words = [str(word) for word in command]
         seen.append(words)
-        for folder in (root / ".venv", root / ".conda"):
-            if str(folder) in words:
-                make_python(folder)
+        if str(root / ".venv") in words:
+            make_python(root / ".venv")
 
     monkeypatch.setattr(env, "_run", run)
     monkeypatch.setattr(env, "_works", lambda *c: Path(c[0]).exists())
@@ -153,35 +149,6 @@ def test_an_unknown_extra_is_named(root, commands):
         env.ensure(["adn"], root)
 
 
-@pytest.mark.parametrize(
-    ("program", "words"),
-    [("conda", ["env", "create"]), ("mamba", ["env", "create"]), ("micromamba", ["create"])],
-)
-def test_conda_is_used_where_it_is_asked_for(root, commands, monkeypatch, program, words):
-    monkeypatch.setattr(env.shutil, "which", lambda n: f"/opt/{n}" if n == program else None)
-    assert env.choose(root) == ("venv", root / ".venv")
-    monkeypatch.setenv("OGDM_ENV", "conda")
-    assert env.ensure(["edm"], root) == root / ".conda" / "bin" / "python"
-    (command,) = commands
-    assert command[: 1 + len(words)] == [f"/opt/{program}", *words]
-    assert str(root / "environment.yml") in command
-    commands.clear()
-    env.ensure(["edm", "ldm"], root)
-    assert commands == [], "conda's environment holds every extra"
-    monkeypatch.delenv("OGDM_ENV")
-    assert env.choose(root) == ("conda", root / ".conda"), "one that exists is used"
-
-
-def test_ogdm_env_is_checked(root, commands, monkeypatch):
-    monkeypatch.setattr(env.shutil, "which", lambda name: None)
-    monkeypatch.setenv("OGDM_ENV", "conda")
-    with pytest.raises(Refusal, match="no conda, mamba or micromamba"):
-        env.ensure([], root)
-    monkeypatch.setenv("OGDM_ENV", "docker")
-    with pytest.raises(Refusal, match="use venv or conda"):
-        env.ensure([], root)
-
-
 def test_ogdm_python_is_used_as_it_is(root, commands, monkeypatch):
     monkeypatch.setenv("OGDM_PYTHON", sys.executable)
     assert env.ensure(["edm"], root) == Path(sys.executable)
@@ -223,9 +190,9 @@ def test_scripts_get_the_python_and_the_package():
 
 
 def test_scripts_stop_when_there_is_no_environment():
-    done = bash("source run/lib.sh; ensure_env; echo went on", OGDM_PYTHON="", OGDM_ENV="docker")
+    done = bash("source run/lib.sh; ensure_env; echo went on", OGDM_PYTHON="no-such-python")
     assert done.returncode == 1
-    assert "use venv or conda" in done.stderr
+    assert "OGDM_PYTHON=no-such-python is not a program" in done.stderr
     assert "went on" not in done.stdout
 
 
