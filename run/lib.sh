@@ -3,15 +3,14 @@
 #
 #     source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 #     help_if_asked "$@"          # --help prints the comment at the top of the script
-#     launch run.x diffusers "$@" # checks the arguments, makes the environment, runs the module
-#     check_arguments run.x "$@"  # an argument error ends the script before anything is installed
+#     launch run.x diffusers "$@" # becomes the module, in an environment with these extras
+#     check_arguments run.x "$@"  # --help or a wrong flag ends the script before anything is installed
 #     ensure_env diffusers        # the environment with these extras; sets $PYTHON, puts it on PATH
 #     ensure_upstream edm         # third_party/edm, fetched and patched
 #
 # Environment variables that a user may set:
 #   OGDM_PYTHON   a Python to use as it is; nothing is installed
-#   OGDM_ENV      venv (the default) or conda
-#   OGDM_MIRROR   directory or URL prefix with copies of the upstream repositories
+#   OGDM_MIRROR   a folder with clones of the upstream repositories
 
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 
@@ -41,7 +40,7 @@ help_if_asked() {
 # A Python 3.11 or later that can run run/setup, which needs the standard library only.
 base_python() {
   local name
-  for name in "${OGDM_PYTHON:-}" "$ROOT/.venv/bin/python" "$ROOT/.conda/bin/python" \
+  for name in "${OGDM_PYTHON:-}" "$ROOT/.venv/bin/python" \
     python3 python3.13 python3.12 python3.11 python3.14 python; do
     if [ -n "$name" ] && "$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
       printf '%s\n' "$name"
@@ -57,38 +56,44 @@ setup_tool() {
   "$python" "$ROOT/run/setup" "$@"
 }
 
-# check_arguments MODULE ARG...: parses ARGs as MODULE does; --help and errors end the script here,
-# before anything is installed. A module that imports torch, or packages that are not there yet, is
-# not asked, and checks that import them are left to the module: import in the functions that need it.
+# check_arguments MODULE ARG...: MODULE.flags, which needs the standard library only, parses ARGs;
+# --help and a wrong flag end the script here. Where it cannot be imported yet, MODULE checks them.
 check_arguments() {
   local python status=0 go_on=64 # --help ends with status 0, so "go on" has one of its own
   python="$(base_python)" || exit 1
   PYTHONPATH="$ROOT" "$python" -c "
 import importlib, sys
-name, *words = sys.argv[1:]
-sys.modules['torch'] = None  # seconds to import, twice
+module, *words = sys.argv[1:]
 try:
-    module = importlib.import_module(name)
-    if hasattr(module, '__path__'):
-        module = importlib.import_module(f'{name}.__main__')
-    (getattr(module, 'parse', None) or module.parser().parse_args)(words)
+    importlib.import_module(f'{module}.flags').parse(words)
 except ModuleNotFoundError:
     pass
 sys.exit($go_on)" "$@" || status=$?
   [ "$status" = "$go_on" ] || exit "$status"
 }
 
-# launch MODULE 'EXTRA...' ARG...: checks the arguments, makes the environment, becomes the module.
+# launch MODULE 'EXTRA...' ARG...: becomes MODULE in an environment with these extras. Only where they
+# must be installed first, which takes minutes, the arguments are checked before.
 launch() {
-  check_arguments "$1" "${@:3}"
   # shellcheck disable=SC2086  # the extras are words
-  ensure_env $2
+  if PYTHON="$(setup_tool --print-python --no-env $2 2>/dev/null)"; then
+    use_python
+  else
+    check_arguments "$1" "${@:3}"
+    ensure_env $2
+    [ -z "${OGDM_PYTHON:-}" ] || die "OGDM_PYTHON=$OGDM_PYTHON has no torch, and is used as it is. Install" \
+      "what is missing: $OGDM_PYTHON -m pip install -c constraints.txt -e '.[${2// /,}]'"
+  fi
   exec "$PYTHON" -m "$1" "${@:3}"
 }
 
 # ensure_env [EXTRA...]: makes or completes the environment; a tenth of a second if it is complete.
 ensure_env() {
   PYTHON="$(setup_tool --print-python "$@")" || exit 1
+  use_python
+}
+
+use_python() {
   PATH="$(dirname "$PYTHON"):$PATH"
   PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}"
   export PYTHON PATH PYTHONPATH

@@ -5,6 +5,7 @@ import functools
 import os
 import re
 import subprocess
+import venv
 from collections import Counter
 from pathlib import Path
 
@@ -44,6 +45,14 @@ def refused(capsys):
         assert end.value.code == 2 and "error: " in said and re.search(text, said), said
 
     return check
+
+
+@pytest.fixture(scope="session")
+def bare_python(tmp_path_factory) -> Path:
+    """A Python with the standard library alone, as on a fresh machine: no torch, no pip."""
+    folder = tmp_path_factory.mktemp("bare")
+    venv.create(folder, symlinks=True)
+    return folder / "bin" / "python3"
 
 
 @pytest.fixture(scope="session")

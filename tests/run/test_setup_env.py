@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import venv
 from pathlib import Path
 
 import pytest
@@ -207,6 +206,23 @@ def test_no_python_is_explained(tmp_path):
     assert "no Python 3.11 or later found" in done.stderr
 
 
+FLAGS = "import argparse; parse = argparse.ArgumentParser().parse_args"
+
+
+@pytest.fixture
+def modules(tmp_path):
+    """A folder with modules to launch; `heavy` needs a package for its flags, too."""
+    for file, text in {
+        "light/flags.py": FLAGS,
+        "heavy/flags.py": "import a_package_that_setup_would_install",
+        "late/flags.py": "def parse(argv): import a_package_that_setup_would_install",
+    }.items():
+        (tmp_path / file).parent.mkdir()
+        (tmp_path / file).write_text(text)
+        (tmp_path / file).with_name("__main__.py").write_text("import sys; print('ran with', *sys.argv[1:])")
+    return tmp_path
+
+
 @pytest.mark.parametrize(
     ("module", "arguments", "code", "said"),
     [
@@ -214,63 +230,34 @@ def test_no_python_is_explained(tmp_path):
         ("light", "--wrong", 2, "--wrong"),
         ("light", "", 0, "went on"),
         ("heavy", "--wrong", 0, "went on"),
-        ("alone", "--wrong", 2, "--wrong"),
         ("late", "--wrong", 0, "went on"),
-        ("slow", "--wrong", 0, "went on"),
+        ("none", "--wrong", 0, "went on"),
     ],
 )
-def test_arguments_are_checked_before_an_install(tmp_path, module, arguments, code, said):
-    absent = "import a_package_that_setup_would_install"
-    for file, text in {
-        "heavy/__main__.py": absent,
-        "light/__main__.py": "import argparse; parser = argparse.ArgumentParser",
-        "alone.py": "import argparse; parser = argparse.ArgumentParser",
-        "late.py": f"def parse(argv): {absent}",
-        "slow.py": "def parse(argv): import torch; raise SystemExit('torch was imported')",
-    }.items():
-        (tmp_path / file).parent.mkdir(exist_ok=True)
-        (tmp_path / file).write_text(text)
-    script = f"""
-        source run/lib.sh; ROOT={tmp_path}
-        check_arguments {module} {arguments}
-        echo went on
-    """
+def test_arguments_are_checked_before_an_install(modules, module, arguments, code, said):
+    script = f"source run/lib.sh; ROOT={modules}; check_arguments {module} {arguments}; echo went on"
     done = bash(script, OGDM_PYTHON=sys.executable)
     assert done.returncode == code
     assert said in done.stdout + done.stderr
     assert ("went on" in done.stdout) == (said == "went on")
 
 
-@pytest.fixture(scope="module")
-def bare(tmp_path_factory) -> str:
-    """A Python with the standard library alone, as on a fresh machine."""
-    folder = tmp_path_factory.mktemp("bare")
-    venv.create(folder, symlinks=True)
-    return str(folder / "bin" / "python")
+def launch(modules, arguments: str, python) -> subprocess.CompletedProcess:
+    """launch `light` with run/setup of this repository and the modules of the folder."""
+    (modules / "run").symlink_to(ROOT / "run")
+    script = f"source run/lib.sh; ROOT={modules}; launch light 'diffusers mnist' {arguments}"
+    return bash(script, OGDM_PYTHON=str(python))
 
 
-@pytest.mark.parametrize(
-    ("script", "arguments", "said"),
-    [
-        ("quickstart.sh", ["--steps", "many"], "--steps"),
-        ("evaluate.sh", ["a.npz", "b.npz", "--batch", "many"], "--batch"),
-        ("figures.sh", ["grid", "--method", "A=b", "--nfe", "0"], "--nfe"),
-        ("analysis_xi.sh", ["--mu", "two"], "--mu"),
-        ("guidance.sh", ["sample", "model", "--output", "a.npz", "--count", "0"], "--count"),
-        ("benchmark.sh", ["--resolution", "33"], "--resolution"),
-        ("sweep.sh", ["--set", "kk=1"], "kk"),
-        ("distil.sh", ["out/quickstart", "--grid", "1"], "--grid"),
-    ],
-)
-def test_a_wrong_argument_is_refused_without_any_package(script, arguments, said, bare):
-    done = bash(f"run/{script} {' '.join(arguments)}", OGDM_PYTHON=bare, PYTHONPATH="")
-    assert done.returncode == 2
-    assert said in done.stderr
+def test_a_complete_environment_is_not_asked_for_flags(modules):
+    """The module itself answers: its arguments are parsed once."""
+    done = launch(modules, "--help", sys.executable)
+    assert (done.returncode, done.stdout) == (0, "ran with --help\n"), done.stderr
 
 
-@pytest.mark.parametrize("number", ["4", "8"])
-def test_the_assembled_tables_say_what_is_missing_without_any_package(number, bare, tmp_path):
-    command = [bare, "-m", "run.tables", number, "--dry-run", "--out", tmp_path]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "run/reproduce_table1.sh --rows" in done.stdout
+def test_a_python_without_torch_is_told_what_to_install(modules, bare_python):
+    done = launch(modules, "--wrong", bare_python)
+    assert done.returncode == 2 and "--wrong" in done.stderr
+    (modules / "run").unlink()
+    done = launch(modules, "", bare_python)
+    assert done.returncode == 1 and "has no torch" in done.stderr and "-e '.[diffusers,mnist]'" in done.stderr
