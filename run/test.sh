@@ -4,9 +4,10 @@
 # usage: run/test.sh [PYTEST-ARGUMENT...]
 #
 #   run/test.sh                  everything
+#   run/test.sh -m "not upstream and not slow"   about a minute: no upstream code, no long training
 #   run/test.sh --lint           ruff and mypy only
 #   run/test.sh -k edm           one backbone's tests: adm, edm, ldm or diffusers
-#   run/test.sh tests/test_x.py  one file
+#   run/test.sh tests/core       one folder or file
 #   run/test.sh -n 0             in one process, as a debugger wants it
 #   run/test.sh --cluster        the smoke table through a real Slurm, started on this machine; needs
 #                                root, and apt-get install slurm-wlm munge

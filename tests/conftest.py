@@ -23,6 +23,9 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(config, items):
+    for item in items:
+        if {"patched", "pristine", "submodule"} & set(item.fixturenames):
+            item.add_marker(pytest.mark.upstream)
     if not config.getoption("--faults"):
         slow = pytest.mark.skip(reason="a slow test of faults; run/test.sh --faults runs them")
         for item in items:

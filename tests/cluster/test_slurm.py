@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-import slurm
+from tests.cluster import slurm
 
 ROOT = Path(__file__).resolve().parents[2]
 ROW = "cifar10-edm-baseline"  # EDM's trainer has a seed, so two runs give the same numbers
