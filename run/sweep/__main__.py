@@ -8,12 +8,13 @@ from pathlib import Path
 
 from ogdm_core.cli import errors_in_one_line
 from ogdm_core.diffusers.train import check_model
+from run.launch import module
 from run.quickstart.flags import to_argv, trainer_flags
 from run.quickstart.score import classifier_path, ensure_classifier
 from run.quickstart.settings import EXPERIMENTS
 from run.sweep import report
 from run.sweep.flags import Arm, parse
-from run.tables.jobs import Job, chain, module
+from run.tables.jobs import Job, chain
 from run.tables.workflow import workflow
 
 

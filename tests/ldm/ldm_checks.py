@@ -29,11 +29,11 @@ from ldm.models.diffusion.ddpm import LatentDiffusion  # noqa: E402
 from ldm.util import instantiate_from_config  # noqa: E402
 from omegaconf import OmegaConf  # noqa: E402
 from PIL import Image  # noqa: E402
-from run.train.commands import train  # noqa: E402
-from run.train.presets import PRESETS  # noqa: E402
 
 from ogdm_core.ldm.lightning import Trainer, translate  # noqa: E402
 from ogdm_core.ldm.train import schedule_of  # noqa: E402
+from run import backbones  # noqa: E402
+from run.presets import PRESETS  # noqa: E402
 
 
 def build(ogdm=(), target=None, **params):
@@ -246,7 +246,7 @@ def check_bad_settings_are_named():
 
 def check_the_papers_lsun_church_model_is_built():
     """Upstream's config and ours over it: 295 M parameters, on no device."""
-    flags = train(PRESETS["lsun-church-ldm-ogdm-ft"], "", Path("out")).flags
+    flags = backbones.get("ldm").train(PRESETS["lsun-church-ldm-ogdm-ft"], "", Path("out")).flags
     row = OmegaConf.from_dotlist([f"{n}={v}" for n, v in flags.items() if not n.startswith("-")])
     config = OmegaConf.merge(*map(OmegaConf.load, flags["--base"]), row)
     assert config.model.params.ckpt_path == "models/ldm/lsun_churches256/model.ckpt"
