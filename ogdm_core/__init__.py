@@ -12,24 +12,29 @@ checkpoints    damaged files and runs that diverged; sealed: complete ones; trus
 adm, edm, ldm  one folder for each native trainer; diffusers: our own trainer for diffusers' models
 """
 
-from importlib.util import find_spec
+import ast
+from importlib import import_module
+from pathlib import Path
+from typing import Any
 
-from .config import OGDMConfig as OGDMConfig
-from .nfe import DISCRETISATIONS as DISCRETISATIONS
-from .nfe import SAMPLERS as SAMPLERS
-from .nfe import steps_for_nfe as steps_for_nfe
+__version__ = "0.3.0"
 
-if find_spec("torch"):  # a bare clone has config, flags, cli and nfe, so that commands can check their flags
-    from .discriminator import Discriminator as Discriminator
-    from .discriminator import LightDiscriminator as LightDiscriminator
-    from .observer import Observer as Observer
-    from .observer import training_loss as training_loss
-    from .samplers import sample as sample
-    from .schedule import DiscreteVP as DiscreteVP
-    from .schedule import KarrasVE as KarrasVE
-    from .schedule import RectifiedFlow as RectifiedFlow
-    from .schedule import Schedule as Schedule
-    from .solvers import project as project
-    from .solvers import step as step
+# The public names stand once, in __init__.pyi, which type checkers read. Each is imported when it is first used, so
+# that commands which need no torch (config, flags, cli, nfe, files) start at once, also where it is not installed.
+_HOMES = {
+    alias.name: node.module
+    for node in ast.parse(Path(__file__).with_suffix(".pyi").read_text()).body
+    if isinstance(node, ast.ImportFrom)
+    for alias in node.names
+}
+__all__ = list(_HOMES)
 
-__version__ = "0.2.0"
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
