@@ -7,8 +7,8 @@ noise with six samplers at several NFEs, and FID and recall are measured.
     run/quickstart.sh --out out/quickstart
 
 writes results.json, fid_vs_nfe.png, samples.png, trajectory.png and report.html. A run that
-was stopped continues with the same command. The defaults below are those of the other flags on this
-command line: --data digits --flags prints the digits'.
+was stopped continues with the same command. The defaults below depend on the flags that stand
+beside --flags: `run/quickstart.sh --data digits --flags` prints those for the digits.
 """
 
 import argparse
