@@ -41,7 +41,9 @@ def test_relative_links_resolve(page):
 @pytest.mark.parametrize("page", MANUAL, ids=name_of)
 def test_commands_and_files_that_a_page_names_exist(page):
     text = page.read_text()
-    files = set(re.findall(r"\b(?:run|ogdm_core|examples|tests|patches)/[\w./-]+\.(?:sh|py|yaml|csv)\b", text))
+    files = set(
+        re.findall(r"\b(?:run|ogdm_core|examples|tests|patches)/[\w./-]+\.(?:sh|py(?:\.patch)?|yaml|csv)\b", text)
+    )
     files = {file for file in files if not re.search(r"\bNAME\b|\bX\b|tableN", file)}
     modules = {name.replace(".", "/") for name in re.findall(r"-m ((?:ogdm_core|run)[\w.]*\w)", text)}
     missing = [file for file in sorted(files) if not (ROOT / file).exists()]
@@ -52,9 +54,7 @@ def test_commands_and_files_that_a_page_names_exist(page):
 
 
 def test_pages_that_the_code_names_exist():
-    files = [
-        f for pattern in ("*.py", "*.sh", "*.yaml") for top in ("run", "ogdm_core") for f in (ROOT / top).rglob(pattern)
-    ]
+    files = [f for top in ("run", "ogdm_core") for f in (ROOT / top).rglob("*") if f.suffix in {".py", ".sh", ".yaml"}]
     named = {(name_of(f), page) for f in files for page in re.findall(r"\bdocs/[\w/-]+\.md\b", f.read_text())}
     assert sorted(entry for entry in named if not (ROOT / entry[1]).is_file()) == []
 
