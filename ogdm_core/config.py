@@ -78,8 +78,8 @@ class OGDMConfig:
 # Defaults by name, for all backbones ("") or one of them.
 # default   the dataclass as it stands: the paper's k and gamma; its name was "ours"
 # release   what the authors' released code sets where the paper is silent; no LDM code was
-#           released, ADM's settings stand in (docs/choices.md)
-# small     small images and short fine-tunes (docs/advice.md)
+#           released, ADM's settings stand in (docs/lab/choices.md)
+# small     small images and short fine-tunes (docs/settings.md)
 RELEASE = {"adversarial": "hinge", "r1": 0.25, "r1_every": 1, "d_lr": 1e-4, "d_mapping_lr": 0.01}
 RECIPES: dict[str, dict[str, dict[str, Any]]] = {
     "default": {"": {}},

@@ -12,7 +12,7 @@
 #
 # FID is compared with that of a plain fine-tune of equal length. Writes OUT/sweep.json, sweep.md and
 # sweep.png. Can be stopped at any time; the same command continues, and a changed setting runs only
-# the fine-tunes that are new. The jobs are a Snakemake workflow. docs/sweep.md has a result.
+# the fine-tunes that are new. The jobs are a Snakemake workflow. docs/settings.md has more.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 help_if_asked "$@"

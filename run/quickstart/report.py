@@ -1,6 +1,6 @@
 """Results of the quickstart as a table, three pictures and one self-contained page.
 
-python -m run.quickstart.report RESULTS.json prints the table of docs/quickstart.md.
+python -m run.quickstart.report RESULTS.json prints the table of docs/start.md.
 """
 
 import base64
@@ -58,7 +58,7 @@ def lines(results: dict[str, Any]) -> list[list[str]]:
 
 
 def markdown(results: dict[str, Any]) -> str:
-    """The table with the change of every seed, as docs/quickstart.md shows it."""
+    """The table with the change of every seed, as docs/start.md shows it."""
     table = [[*COLUMNS, "by seed"], ["---"] * (len(COLUMNS) + 1)]
     for line, cell in zip(lines(results), cells(results), strict=True):
         table.append([*line, ", ".join(f"{change:+.0f}" for change in cell["by_seed"])])
