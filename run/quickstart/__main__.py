@@ -65,8 +65,7 @@ def run_method(
     key = hashlib.sha256(made_of.encode()).hexdigest()[:8]
     folder = args.out / "runs" / f"{method}-seed{seed}-{key}"
     if scores(folder) is None:
-        # log.jsonl, which the progress is read from, is written with each checkpoint
-        words = to_argv(train | {"output": folder, "save_every": 100})
+        words = to_argv(train | {"output": folder})
         runner.run(f"{method}, seed {seed}: train", "ogdm_core.diffusers", words, folder / "log.jsonl", train["steps"])
         progress, total = folder / "evaluation.jsonl", sum(map(sum, score.GRID.values()))
         progress.unlink(missing_ok=True)  # of a score that was stopped

@@ -25,11 +25,11 @@ def options_from(args: argparse.Namespace) -> Options:
     return Options(
         number=args.number,
         rows=tuple(name for text in args.rows for name in text.split(",") if name),
-        nfes=tuple(sorted(args.nfes, reverse=True)), images=args.images,
+        nfes=tuple(sorted(args.nfes, reverse=True)), images=args.images or 0,
         checkpoints=tuple(args.checkpoint), sets=tuple(args.set),
         scale=scale, from_scratch=args.from_scratch, out=out_of(args).absolute(), data=args.data.absolute(),
         weights=absolute(args.weights), features=args.features, evaluator=args.evaluator,
-        seeds=tuple(sorted(args.seeds)) or scale.seeds, jobs=jobs, slurm=args.slurm, time_limit=args.time_limit,
+        seeds=tuple(sorted(args.seeds)) or scale.seeds, jobs=jobs, slurm=args.slurm, time_limit=args.time_limit or 0,
         engine=Engine(args.gpus, args.nodes, "", args.third_party.absolute(), threads),
     )  # fmt: skip
 
