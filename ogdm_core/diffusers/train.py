@@ -221,6 +221,7 @@ class Trainer:
                     self._log(float(total) / (self.step - since))
                     total, since = torch.zeros_like(total), self.step
                     self._stop_if_not_finite()
+                    self._write_log()
                 if self.step % a.save_every == 0:
                     self.save()
         self.save()
@@ -235,7 +236,6 @@ class Trainer:
         words = "  ".join(f"{name} {v:.3f}" for name, v in means.items() if name != "skipped")
         with tqdm.external_write_mode():
             self.accelerator.print(f"step {self.step}/{self.args.steps}  {words}", flush=True)
-        self._write_log()
 
     def _write_log(self) -> None:
         """log.jsonl: the history, one line per entry."""
