@@ -24,6 +24,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ogdm_core import DiscreteVP, step
+from ogdm_core.cli import errors_in_one_line
 from ogdm_core.diffusers.model import schedule_of, to_eps
 from ogdm_core.diffusers.train import load_model
 from ogdm_core.images import Images, batch_index, load, to_uint8
@@ -124,7 +125,8 @@ def main(argv: list[str] | None = None) -> None:
     p.add_argument("--seed", type=int, default=0, help="of noise and data order (default: %(default)s)")
     args = p.parse_args(argv)
     torch.set_num_threads(1)  # the same result on any number of cores, and as fast
-    teacher, images = Model(args.teacher), load(args.data)
+    with errors_in_one_line():
+        teacher, images = Model(args.teacher), load(args.data)
     student = distil(teacher, images, args.steps, args.grid, args.seed)
     student.unet.save_pretrained(args.output / "unet")
     shutil.copytree(Path(args.teacher, "scheduler"), args.output / "scheduler", dirs_exist_ok=True)

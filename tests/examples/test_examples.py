@@ -141,3 +141,8 @@ def test_a_student_and_its_samples_are_written_and_repeatable(tmp_path):
         assert distil.Model(str(out)).schedule.T == 1000
     assert all(x.shape == (20, 8, 8, 1) and x.dtype == np.uint8 for x in found[0])
     assert all(np.array_equal(x, y) for x, y in zip(*found, strict=True)) and (found[0][0] != found[0][1]).any()
+
+
+def test_a_teacher_that_is_not_there_is_named(tmp_path, refused):
+    with refused("no folder .*nowhere"):
+        example("distil").main([f"{tmp_path}/nowhere/a/b"])
