@@ -81,9 +81,10 @@ def main(argv: list[str] | None = None) -> None:
 
     with torch.no_grad():
         images = sample(eps_fn, schedule.prior(torch.randn(40, 1, 8, 8)), schedule, sampler="euler", nfe=10)
-    rows = to_uint8(images).reshape(4, 10, 8, 8).transpose(1, 2).reshape(32, 80)
+    framed = nn.functional.pad(to_uint8(images), (1, 1, 1, 1))
+    rows = framed.reshape(4, 10, 10, 10).transpose(1, 2).reshape(40, 100)
     args.output.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(rows.numpy()).resize((320, 128), Image.Resampling.NEAREST).save(args.output)
+    Image.fromarray(rows.numpy()).resize((600, 240), Image.Resampling.NEAREST).save(args.output)
     print(f"wrote {args.output}: 40 samples, Euler, 10 network evaluations")
 
 

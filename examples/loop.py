@@ -49,9 +49,10 @@ class Net(nn.Module):
         return self.leave(h)
 
 
-def save_png(images: Tensor, path: Path, columns: int = 10, zoom: int = 4) -> None:
+def save_png(images: Tensor, path: Path, columns: int = 10, zoom: int = 6) -> None:
     """Writes images [N, C, H, W] in [-1, 1], C 1 or 3, side by side; N is a multiple of `columns`."""
-    rows = to_uint8(images).unflatten(0, (-1, columns)).permute(0, 3, 1, 4, 2).flatten(2, 3).flatten(0, 1)
+    framed = nn.functional.pad(to_uint8(images), (1, 1, 1, 1))
+    rows = framed.unflatten(0, (-1, columns)).permute(0, 3, 1, 4, 2).flatten(2, 3).flatten(0, 1)
     picture = Image.fromarray(rows.squeeze(-1).numpy())
     path.parent.mkdir(parents=True, exist_ok=True)
     picture.resize((zoom * picture.width, zoom * picture.height), Image.Resampling.NEAREST).save(path)

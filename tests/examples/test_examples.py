@@ -52,7 +52,7 @@ def test_a_plain_loop(tmp_path, capsys):
     for flags, mode in (([], "L"), (["--data", str(tmp_path / "images.pt")], "RGB")):
         example("loop").main([*flags, "--steps", "2", "--batch", "4", "--output", str(tmp_path / "a" / "out.png")])
         with Image.open(tmp_path / "a" / "out.png") as picture:
-            assert picture.size == (320, 128) and picture.mode == mode
+            assert picture.size == (600, 240) and picture.mode == mode
     assert "10 network evaluations" in capsys.readouterr().out
 
 
@@ -69,7 +69,7 @@ def test_the_plain_loop_learns_and_updates_d(monkeypatch, tmp_path, capsys):
 def test_flow_matching(tmp_path, capsys):
     example("flow_matching").main(["--steps", "2", "--batch", "4", "--output", str(tmp_path / "out.png")])
     with Image.open(tmp_path / "out.png") as picture:
-        assert picture.size == (320, 128) and len(picture.getcolors()) > 20
+        assert picture.size == (600, 240) and len(picture.getcolors()) > 20
 
 
 def test_flow_matchings_eps_is_the_noise_behind_x_t():
