@@ -26,11 +26,11 @@ def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     args = parse(argv)
     with errors_in_one_line():
-        check_writable(args.out)
         if args.device == "cuda" and not torch.cuda.is_available():
             raise ValueError("--device cuda: torch sees no GPU here; leave the flag out")
         if not EDM.joinpath("training").is_dir():
             raise ValueError("third_party/edm is not here; run/setup.sh edm fetches it")
+        check_writable(args.out)
     torch.set_num_threads(args.threads or torch.get_num_threads())
     torch.manual_seed(0)
     network = edm(args.resolution, args.channels)
