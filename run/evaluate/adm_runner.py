@@ -8,16 +8,15 @@ import os
 import runpy
 import sys
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # its start-up messages hide upstream's lines
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow's start-up messages hide upstream's lines
 
-if __name__ == "__main__":
-    import numpy
-    import scipy
-    import tensorflow
+import numpy  # noqa: E402
+import scipy  # noqa: E402
+import tensorflow  # noqa: E402
 
-    if not hasattr(numpy, "bool"):  # absent from 1.24 to 1.26, and upstream's word for a dtype
-        numpy.bool = bool
-    sys.argv = sys.argv[1:]
-    runpy.run_path(sys.argv[0], run_name="__main__")
-    for module in (numpy, scipy, tensorflow):
-        print(f"{module.__name__} version: {module.__version__}")
+if not hasattr(numpy, "bool"):  # absent from 1.24 to 1.26, and upstream's word for a dtype
+    numpy.bool = bool
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+for module in (numpy, scipy, tensorflow):
+    print(f"{module.__name__} version: {module.__version__}")
