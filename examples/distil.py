@@ -25,8 +25,7 @@ from tqdm import tqdm
 
 from ogdm_core import DiscreteVP, step
 from ogdm_core.cli import errors_in_one_line
-from ogdm_core.diffusers.model import schedule_of, to_eps
-from ogdm_core.diffusers.train import load_model
+from ogdm_core.diffusers.model import load_model, schedule_of, to_eps
 from ogdm_core.images import Images, batch_index, load, to_uint8
 from ogdm_core.random import generator_of
 from ogdm_core.schedule import expand

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ogdm_core.images import to_uint8
+from ogdm_core.nfe import SAMPLERS
 
 matplotlib.use("Agg")
 
@@ -27,12 +28,9 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 # Methods keep their colour in every picture. Anything else takes the next of PALETTE.
 METHOD_COLOURS = {"baseline": GREY, "control": BLACK, "ogdm": BLUE, "ogdm (ft)": RED}
-# Samplers keep their line, and are named as the paper prints them.
+# Samplers keep their line.
 SAMPLER_LINES = {"euler": "-", "heun": "--", "s-pndm": "-.", "f-pndm": ":", "dpmpp-2m": (0, (5, 1)),
                  "unipc": (0, (3, 1, 1, 1, 1, 1)), "stochastic": (0, (1, 3))}  # fmt: skip
-SAMPLER_NAMES = {"euler": "Euler", "heun": "Heun", "s-pndm": "S-PNDM", "f-pndm": "F-PNDM",
-                 "dpmpp-2m": "DPM-Solver++(2M)", "unipc": "UniPC",
-                 "dg": "DG"}  # fmt: skip
 
 matplotlib.rcParams.update({
     "axes.grid": True, "axes.prop_cycle": matplotlib.cycler(color=PALETTE),
@@ -55,7 +53,7 @@ def method_colour(method: str, index: int = 0) -> str:
 
 def sampler_name(sampler: str) -> str:
     """The sampler's name as the paper prints it."""
-    return SAMPLER_NAMES.get(sampler, sampler)
+    return SAMPLERS[sampler].title if sampler in SAMPLERS else {"dg": "DG"}.get(sampler, sampler)
 
 
 def tile(images: Tensor, columns: int, gap: int = 1) -> np.ndarray:
