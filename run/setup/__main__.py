@@ -150,7 +150,7 @@ def status(sub: Submodule) -> list[str]:
 def check(sub: Submodule) -> None:
     """As status, and an error if there is a problem."""
     if status(sub):
-        raise Refusal(f"{sub.label}, by setup, for the reason above")
+        raise Refusal(f"{sub.label}; the reason stands above")
 
 
 def diff(sub: Submodule) -> None:

@@ -30,7 +30,7 @@ def run(*words: str | Path, cwd: Path, seconds: float = 60) -> bytes:
         for number in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
                 os.killpg(process.pid, number)
-                process.communicate(timeout=5)
+                process.communicate(timeout=2)
                 break
         if isinstance(error, subprocess.TimeoutExpired):
             raise GitError(f"no answer within {seconds:g} seconds") from None

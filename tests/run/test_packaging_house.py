@@ -173,6 +173,7 @@ def installed(tmp_path_factory):
     return folder / "site"
 
 
+@pytest.mark.slow
 def test_a_wheel_holds_the_package_and_nothing_else(installed):
     held = {f.relative_to(installed) for f in installed.rglob("*") if "ogdm_core" in f.parts}
     held = {str(file) for file in held if file.suffix not in ("", ".pyc")}
@@ -180,6 +181,7 @@ def test_a_wheel_holds_the_package_and_nothing_else(installed):
     assert {f.name for f in installed.iterdir() if f.suffix != ".dist-info"} == {"ogdm_core"}
 
 
+@pytest.mark.slow
 def test_the_trainer_starts_from_an_installed_wheel(installed, tmp_path):
     """In an empty folder, in a Python that sees the wheel and the packages but not this clone."""
     packages = sysconfig.get_path("purelib")

@@ -160,7 +160,7 @@ def test_scripts_get_the_python_and_the_package():
     script = """
         source run/lib.sh
         ensure_env diffusers
-        "$PYTHON" -c 'import ogdm_core, sys; print(ogdm_core.__file__)'
+        "$PYTHON" -c 'import importlib.util; print(importlib.util.find_spec("ogdm_core").origin)'
         command -v "$(basename "$PYTHON")"
     """
     done = bash(script, OGDM_PYTHON=sys.executable)
