@@ -41,7 +41,7 @@ class Images:
     shape: tuple[int, int, int]  # (C, H, W)
 
     def __init__(self, pixels: np.ndarray, labels: np.ndarray | None = None):
-        self.pixels, self.shape = pixels, pixels.shape[1:]
+        self.array, self.shape = pixels, pixels.shape[1:]
         if labels is not None:
             whole = labels.dtype.kind in "iu" and labels.shape == pixels.shape[:1]
             if not whole or labels.min() < 0:
@@ -52,7 +52,7 @@ class Images:
             self.labels = torch.from_numpy(labels.astype(np.int64))
 
     def __len__(self) -> int:
-        return len(self.pixels)
+        return len(self.array)
 
     @property
     def channels(self) -> int:
@@ -72,7 +72,7 @@ class Images:
     def pixels(self, index: Tensor) -> Tensor:
         """Images at `index` [N], as uint8 [N, C, H, W]."""
         # torch's usual strides, also where C is 1: they choose the kernels, hence the last digits
-        chosen = torch.from_numpy(self.pixels[index.numpy()])
+        chosen = torch.from_numpy(self.array[index.numpy()])
         return chosen.clone(memory_format=torch.contiguous_format)
 
     def batch(self, index: Tensor) -> Tensor:

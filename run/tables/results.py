@@ -9,6 +9,7 @@ that the page does not have yet is added at its end.
 
 import json
 import re
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +42,8 @@ def section(results: dict[str, Any]) -> str:
     rows = [row | {"failed": None} for row in results["rows"]]
     return "\n".join([
         "```bash", results["command"], "```", "",
-        f"{results['title']}.", "", *table.lines(results | {"rows": rows}), "",
-        f"{table.legend(results)} {results['samples']:,} samples per cell, seeds {seeds}; {made}.",
+        textwrap.fill(f"{results['title']}.", 120), "", *table.lines(results | {"rows": rows}), "",
+        textwrap.fill(f"{table.legend(results)} {results['samples']:,} samples per cell, seeds {seeds}; {made}.", 120),
         "", f"The paper's Table {number}, for the same rows at full size:", "",
         *papers(number, rows),
     ])  # fmt: skip

@@ -26,7 +26,7 @@ def write_digits(folder: Path, data: str, size: int, count: int = 0, mirrored: b
     """
     images = data_sets.load(data, size)
     count = count or len(images)
-    pixels, labels = images.pixels[:count, 0], images.labels.tolist()
+    pixels, labels = images.array[:count, 0], images.labels.tolist()
 
     def picture(i: int, mirror: bool) -> Image.Image:
         image = Image.fromarray(pixels[i])

@@ -28,7 +28,7 @@ def test_an_npz_is_mapped(tmp_path, save, order):
     save(tmp_path / "a.npz", order(images), np.arange(5))  # labels, as ADM's sampler adds them
     source = open_source(tmp_path / "a.npz")
     assert (source.count, source.images.shape, source.statistics) == (5, (3, 4, 6), None)
-    assert isinstance(source.images.pixels, np.memmap)
+    assert isinstance(source.images.array, np.memmap)
     np.testing.assert_array_equal(everything(source), images)
     np.testing.assert_array_equal(everything(source, [3, 1]), images[[3, 1]])
     assert source.images.labels.tolist() == [0, 1, 2, 3, 4]
