@@ -4,7 +4,7 @@
 # usage: run/test.sh [PYTEST-ARGUMENT...]
 #
 #   run/test.sh                  everything
-#   run/test.sh -m "not upstream and not slow"   about a minute: no upstream code, no long training
+#   run/test.sh -m "not upstream"   about a minute: no upstream code, no training that takes long
 #   run/test.sh --lint           ruff and mypy only
 #   run/test.sh -k edm           one backbone's tests: adm, edm, ldm or diffusers
 #   run/test.sh tests/core       one folder or file

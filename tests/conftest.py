@@ -24,7 +24,7 @@ def pytest_addoption(parser):
 
 def pytest_collection_modifyitems(config, items):
     for item in items:
-        if {"patched", "pristine", "submodule"} & set(item.fixturenames):
+        if {"patched", "pristine", "submodule"} & set(item.fixturenames) or item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.upstream)
     if not config.getoption("--faults"):
         slow = pytest.mark.skip(reason="a slow test of faults; run/test.sh --faults runs them")

@@ -148,6 +148,7 @@ def test_download_goes_through_torchvision(cifar, tmp_path, monkeypatch, refused
         main(["cifar10", str(cifar[0]), str(tmp_path / "b"), "--download"])
 
 
+@pytest.mark.slow
 def test_the_script_dispatches_by_name(cifar, tmp_path):
     def run(*args):
         command = [str(ROOT / "run/prepare_data.sh"), *map(str, args)]

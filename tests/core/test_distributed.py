@@ -66,6 +66,7 @@ def ranks(tmp_path_factory):
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_two_ranks_end_with_the_discriminator_of_one_process(ranks, variant):
     whole = weights(train(VARIANTS[variant]).D)
@@ -76,17 +77,20 @@ def test_two_ranks_end_with_the_discriminator_of_one_process(ranks, variant):
         assert float((theirs - first).abs().max()) > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_ranks_agree_to_the_bit(ranks, variant):
     for a, b in zip(ranks[0][variant], ranks[1][variant], strict=True):
         assert torch.equal(a, b)
 
 
+@pytest.mark.slow
 def test_each_rank_saw_its_own_half(ranks):
     assert not torch.equal(ranks[0]["t"], ranks[1]["t"])
     assert ranks[0]["steps"] == ranks[1]["steps"] == STEPS
 
 
+@pytest.mark.slow
 def test_what_is_not_finite_on_one_rank_is_skipped_on_all(ranks):
     for rank in ranks:
         before, after, skipped = rank["skip"]
@@ -94,10 +98,12 @@ def test_what_is_not_finite_on_one_rank_is_skipped_on_all(ranks):
         assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
 
+@pytest.mark.slow
 def test_ranks_begin_alike_even_with_different_seeds(ranks):
     for a, b, c in zip(ranks[0]["seed"], ranks[1]["seed"], weights(make_observer(seed=10).D), strict=True):
         assert torch.equal(a, b) and torch.equal(a, c)
 
 
+@pytest.mark.slow
 def test_ranks_draw_their_own_lookahead(ranks):
     assert not torch.equal(ranks[0]["s"], ranks[1]["s"])

@@ -179,6 +179,7 @@ def blobs(n, level, seed=0):
     return Images(noise.clip(0, 255).astype(np.uint8))
 
 
+@pytest.mark.slow
 def test_training_learns_to_point_at_the_data(capsys):
     bright, dark = blobs(200, 180), blobs(200, 80, seed=1)
     guide, loss = train_guide(bright, dark, steps=60, batch=32)

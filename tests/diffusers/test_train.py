@@ -86,6 +86,7 @@ def test_ogdm_and_control_see_the_same_images_and_noise(tmp_path):
     assert not same(weights(control), weights(ogdm))
 
 
+@pytest.mark.slow
 def test_ctrl_c_saves_and_the_same_command_continues(tmp_path):
     command = [sys.executable, "-m", "ogdm_core.diffusers", *TINY, *OGDM]
     command += ["--output", str(tmp_path / "run"), "--steps", "100000"]
@@ -293,6 +294,7 @@ def two_processes(folder, *flags):
     return state
 
 
+@pytest.mark.slow
 def test_one_of_two_processes_may_have_nothing_to_evaluate_again(tmp_path):
     most = []
     for rank in range(2):  # the times that the next test finds, too
@@ -304,6 +306,7 @@ def test_one_of_two_processes_may_have_nothing_to_evaluate_again(tmp_path):
     assert state["step"] == state["observer"]["steps"] == 1
 
 
+@pytest.mark.slow
 def test_two_processes_average_their_gradients(tmp_path):
     two = two_processes(tmp_path / "two")
     images = data_sets.digits()

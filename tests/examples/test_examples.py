@@ -31,6 +31,7 @@ def example(name):
     return module
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
 def test_examples_import_the_core_and_nothing_else_of_ours(file):
     nodes = list(ast.walk(ast.parse(file.read_text())))
@@ -40,6 +41,7 @@ def test_examples_import_the_core_and_nothing_else_of_ours(file):
     assert {name.partition(".")[0] for name in names} <= allowed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
 def test_examples_explain_themselves(file, capsys):
     with pytest.raises(SystemExit, match="0"):
@@ -47,6 +49,7 @@ def test_examples_explain_themselves(file, capsys):
     assert "(default: " in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_plain_loop(tmp_path, capsys):
     torch.save(torch.rand(9, 3, 8, 8) * 2 - 1, tmp_path / "images.pt")
     for flags, mode in (([], "L"), (["--data", str(tmp_path / "images.pt")], "RGB")):
@@ -56,6 +59,7 @@ def test_a_plain_loop(tmp_path, capsys):
     assert "10 network evaluations" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_plain_loop_learns_and_updates_d(monkeypatch, tmp_path, capsys):
     loop = example("loop")
     observers, build = [], loop.Observer
@@ -66,12 +70,14 @@ def test_the_plain_loop_learns_and_updates_d(monkeypatch, tmp_path, capsys):
     assert observers[0].steps == 200
 
 
+@pytest.mark.slow
 def test_flow_matching(tmp_path, capsys):
     example("flow_matching").main(["--steps", "2", "--batch", "4", "--output", str(tmp_path / "out.png")])
     with Image.open(tmp_path / "out.png") as picture:
         assert picture.size == (600, 240) and len(picture.getcolors()) > 20
 
 
+@pytest.mark.slow
 def test_flow_matchings_eps_is_the_noise_behind_x_t():
     module = example("flow_matching")
     schedule, t = module.RectifiedFlow(), torch.tensor([0.01, 0.5, 0.99])
@@ -80,6 +86,7 @@ def test_flow_matchings_eps_is_the_noise_behind_x_t():
     torch.testing.assert_close(found, eps)
 
 
+@pytest.mark.slow
 def test_diffusers_unconditional_example(tmp_path):
     np.savez(tmp_path / "images.npz", arr_0=np.random.default_rng(0).integers(0, 256, (8, 8, 8, 1), dtype=np.uint8))
     flags = ["--data", str(tmp_path / "images.npz"), "--output", str(tmp_path / "out"), "--epochs", "2"]
@@ -93,6 +100,7 @@ def test_diffusers_unconditional_example(tmp_path):
 # ---------------------------------------------------------------- distillation
 
 
+@pytest.mark.slow
 def test_f_is_its_input_at_the_data_and_the_networks_estimate_where_a_allows_it():
     distil = example("distil")
     schedule, x = DiscreteVP.linear(), torch.randn(3, 1, 4, 4)
@@ -122,6 +130,7 @@ def disagreement(student, teacher, times):
     return float(torch.stack(answers).diff(dim=0).square().mean())
 
 
+@pytest.mark.slow
 def test_a_student_agrees_with_itself_along_the_teachers_path():
     distil = example("distil")
     teacher, times = distil.Model(str(BASELINE)), [1000, 750, 500, 250, 0]
@@ -133,6 +142,7 @@ def test_a_student_agrees_with_itself_along_the_teachers_path():
         assert torch.equal(p, q), "the teacher has changed"
 
 
+@pytest.mark.slow
 def test_a_student_and_its_samples_are_written_and_repeatable(tmp_path):
     distil, found = example("distil"), []
     for out in (tmp_path / "a", tmp_path / "b"):
@@ -143,6 +153,7 @@ def test_a_student_and_its_samples_are_written_and_repeatable(tmp_path):
     assert all(np.array_equal(x, y) for x, y in zip(*found, strict=True)) and (found[0][0] != found[0][1]).any()
 
 
+@pytest.mark.slow
 def test_a_teacher_that_is_not_there_is_named(tmp_path, refused):
     with refused("no folder .*nowhere"):
         example("distil").main([f"{tmp_path}/nowhere/a/b"])

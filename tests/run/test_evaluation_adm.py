@@ -159,6 +159,7 @@ def test_untouched_upstream_with_tensorflow(sets, tmp_path, pristine, monkeypatc
     assert "FID" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_environment_is_made_once(tmp_path, monkeypatch, capfd):
     """With a stand-in for its requirements: an empty list, then one that cannot be installed."""
     monkeypatch.delenv("OGDM_ADM_PYTHON", raising=False)

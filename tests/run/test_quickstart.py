@@ -38,6 +38,7 @@ def finished(tmp_path_factory):
     return out
 
 
+@pytest.mark.slow
 def test_it_writes_what_it_promises(finished):
     results = json.loads((finished / "results.json").read_text())
     assert {r["method"] for r in results["rows"]} == {"control", "ogdm"}
@@ -54,6 +55,7 @@ def test_it_writes_what_it_promises(finished):
     assert not re.search(r'(src|href)="https?://', page)
 
 
+@pytest.mark.slow
 def test_a_second_run_does_nothing_and_says_the_same(finished, monkeypatch):
     before = json.loads((finished / "results.json").read_text())
     monkeypatch.setattr(Runner, "run", lambda *a, **k: pytest.fail("ran a child"))
@@ -62,6 +64,7 @@ def test_a_second_run_does_nothing_and_says_the_same(finished, monkeypatch):
     assert after["rows"] == before["rows"]
 
 
+@pytest.mark.slow
 def test_a_longer_control_has_a_run_of_its_own_and_ogdms_stays(finished):
     def folders(*argv):
         args = parse(["--out", str(finished), *SMALL, *argv])
@@ -72,6 +75,7 @@ def test_a_longer_control_has_a_run_of_its_own_and_ogdms_stays(finished):
     assert more[0] == ogdm and more[1] != control
 
 
+@pytest.mark.slow
 def test_each_sampler_is_scored_on_its_time_grid(finished, tmp_path):
     run, path = next((finished / "runs").glob("control-*")), tmp_path / "rows.json"
     classifier = next(finished.glob("classifier-*.pt"))
@@ -95,6 +99,7 @@ def test_unknown_grids_and_cells_are_refused(flag, tmp_path, capsys):
     assert "--discretisation" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_experiments_grids_are_given_to_the_score(finished):
     seen = []
     args = parse(["--out", str(finished), "--data", "mnist"])
@@ -128,6 +133,7 @@ def test_the_shipped_baselines_load_in_float32_and_draw(data):
     torch.testing.assert_close(estimates[:, -1], drawn)  # the last step goes to x_0
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_table(finished, tmp_path, monkeypatch):
     run = next((finished / "runs").glob("control-*"))
     monkeypatch.setattr(score, "GRID", {"euler": (5,), "f-pndm": (15,)})
@@ -164,12 +170,14 @@ def test_a_discriminator_at_chance_is_said_in_plain_words(tmp_path, accuracy, at
     assert ("no better than chance" in summary["words"]) is at_chance
 
 
+@pytest.mark.slow
 def test_a_failing_child_is_named_and_stops_the_rest(tmp_path, capfd):
     code = quickstart.main(["--out", str(tmp_path), *SMALL, "--ogdm-k", "0.0001"])
     assert code == 1
     assert "smallest k that works" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_ctrl_c_lets_the_trainings_save_and_the_same_command_continues(tmp_path):
     argv = ["--out", str(tmp_path), "--data", "digits", "--steps", "400", "--samples", "100"]
     command = [sys.executable, "-m", "run.quickstart", *argv]
@@ -213,6 +221,7 @@ def test_progress_is_read_from_the_log_and_the_last_lines_of_a_failed_child_are_
     assert said == "a child: step 5/10, loss 0.250\na child: step 10/10, loss 0.125\n"
 
 
+@pytest.mark.slow
 def test_the_page_escapes_what_it_prints(finished):
     results = json.loads((finished / "results.json").read_text())
     results["data"] = results["observer"]["words"] = "<script>"
@@ -264,6 +273,7 @@ def test_the_classifier_tells_digits_apart_and_has_full_rank_features():
     torch.testing.assert_close(features.var(0).mean(), torch.tensor(1.0))
 
 
+@pytest.mark.slow
 def test_the_toy_measures_distance_to_its_own_data(tmp_path, capsys):
     torch.manual_seed(0)
     assert toy.distance(toy.data(500)).max() < 2e-3

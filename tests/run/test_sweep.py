@@ -106,6 +106,7 @@ def test_the_report_compares_each_seed_with_its_own_control(tmp_path):
     assert report.plot(results, files[2]).stat().st_size > 5_000
 
 
+@pytest.mark.slow
 def test_a_small_sweep_runs_and_a_second_time_does_nothing(tmp_path, capfd):
     pytest.importorskip("snakemake", reason="pip install -e '.[tables]' brings snakemake")
     argv = [*SMALL, "--set", "k=0.2", "--set", "gamma=0.025", "--out", str(tmp_path)]

@@ -279,6 +279,7 @@ def test_a_packed_baseline_is_the_ema_in_the_backbones_own_format(tmp_path, back
     assert all(torch.equal(found[name], value) for name, value in weights.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", sorted(scale.SHIPPED.glob("*")), ids=lambda file: file.stem)
 def test_a_shipped_baseline_becomes_a_checkpoint_and_the_same_file_again(file, tmp_path, request):
     backbone = file.stem.split("-")[1]

@@ -22,6 +22,8 @@ from run.tables.rows import Options
 from run.tables.scale import get_scale
 from run.tables.table import failure
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("snakemake", reason="pip install -e '.[tables]' brings snakemake")
 ROOT = Path(__file__).resolve().parents[2]
 
