@@ -31,7 +31,7 @@ from .schedule import Schedule, expand
 from .solvers import ConditionalEpsFn, project, step, under
 
 STATE_VERSION = 1
-Condition = tuple[Tensor, Tensor, Tensor | None]  # unit t, unit s, label
+DArguments = tuple[Tensor, Tensor, Tensor | None]  # what D is told beside x: unit t, unit s, label
 
 
 @dataclass
@@ -41,7 +41,7 @@ class _Observation:
     real: Tensor
     fake: Tensor
     t: Tensor
-    condition: Condition
+    d_args: DArguments
     emission: Tensor
     fake_logit: Tensor
 
@@ -129,15 +129,15 @@ class Observer:
         second = eps_fn and replayed(rng, self.device)(eps_fn)
         fake = self._project(x_t.float(), t, u, eps_t.float(), second, cond, high & counts)
         fake = schedule.whiten(fake.float(), u)
-        condition = (unit_t, schedule.unit_lookahead(s), label)
+        d_args = (unit_t, schedule.unit_lookahead(s), label)
         if c.fused and torch.is_grad_enabled():
-            emission, logit = self._observe_fused(fake, condition)
+            emission, logit = self._observe_fused(fake, d_args)
         else:
             with _frozen(self.D):
-                logit = self._score(fake, condition)
+                logit = self._score(fake, d_args)
             emission = emission_loss(logit, c.adversarial)
         if torch.is_grad_enabled():
-            self._pending.append(_Observation(real, fake.detach(), t, condition, emission.detach(), logit.detach()))
+            self._pending.append(_Observation(real, fake.detach(), t, d_args, emission.detach(), logit.detach()))
         if c.t_max < 1:
             emission = emission * counts
         if c.projection == "split":
@@ -162,7 +162,7 @@ class Observer:
         heun = project("heun", self.schedule, x_t, t, u, eps_t, under(eps_fn, cond))
         return x_u.index_copy(0, rows, heun)
 
-    def _observe_fused(self, fake: Tensor, condition: Condition) -> tuple[Tensor, Tensor]:
+    def _observe_fused(self, fake: Tensor, d_args: DArguments) -> tuple[Tensor, Tensor]:
         """One pass of D over the fakes for both updates.
 
         D's score is one number per sample, so its input gradient under the emission loss is the
@@ -170,7 +170,7 @@ class Observer:
         in the hinge's flat part and far in the tail, is clamped to 1e-10; the ratio cancels it.
         """
         leaf = fake.detach().requires_grad_()
-        logit = self._score(leaf, condition)
+        logit = self._score(leaf, d_args)
         at = logit.detach().requires_grad_()
         emission = emission_loss(at, self.config.adversarial)
         (slope_theta,) = torch.autograd.grad(emission.sum(), at)
@@ -224,15 +224,15 @@ class Observer:
         c, record = self.config, {"t": o.t, "emission": o.emission}
         if penalise or c.fused:
             real = o.real.detach().requires_grad_(penalise)
-            real_logit = self._score(real, o.condition, full_precision=penalise)
+            real_logit = self._score(real, o.d_args, full_precision=penalise)
             loss = real_loss(real_logit, c.adversarial).sum()
             if penalise:
                 r1 = r1_penalty(real_logit, real)
                 loss = loss + c.r1 * c.r1_every * r1.sum()
                 record["r1"] = r1.detach()
-            fake_logit = o.fake_logit if c.fused else self._score(o.fake, o.condition)
+            fake_logit = o.fake_logit if c.fused else self._score(o.fake, o.d_args)
         else:
-            t, s, label = o.condition
+            t, s, label = o.d_args
             twice = (t.repeat(2), s.repeat(2), None if label is None else torch.cat([label] * 2))
             both = self._score(torch.cat([o.real, o.fake]), twice, parts=2)
             real_logit, fake_logit = both.chunk(2)
@@ -316,8 +316,8 @@ class Observer:
         mapped = [p for p in D.parameters() if p in mapping]
         return [{"params": others, "multiple": 1.0}, {"params": mapped, "multiple": multiple}]
 
-    def _score(self, x: Tensor, condition: Condition, parts: int = 1, full_precision: bool = False) -> Tensor:
-        t, s, label = condition
+    def _score(self, x: Tensor, d_args: DArguments, parts: int = 1, full_precision: bool = False) -> Tensor:
+        t, s, label = d_args
         low = self.config.d_precision == "bf16" and not full_precision
         with torch.autocast(self.device.type, torch.bfloat16, enabled=low):
             return self.D(x, t, s, label, parts=parts)

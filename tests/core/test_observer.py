@@ -357,7 +357,7 @@ def drawn(observer, net, n=64):
     batch, _ = make_batch(observer.schedule, n=n)
     batch["t"] = torch.full((n,), observer.schedule.T)
     observe(observer, batch, net)
-    return (observer._pending[-1].condition[1] * observer.schedule.T).round()
+    return (observer._pending[-1].d_args[1] * observer.schedule.T).round()
 
 
 def test_draws_differ_by_seed_step_and_microbatch_and_by_nothing_else():
