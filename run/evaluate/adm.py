@@ -35,10 +35,6 @@ LINES = {"FID": "fid", "sFID": "sfid", "Precision": "precision", "Recall": "reca
          "Inception Score": "inception_score"}  # fmt: skip
 
 
-class AdmError(OSError):
-    """Upstream's evaluator or its environment failed; the message says what to do."""
-
-
 def check(reference: Source, samples: Source, args: argparse.Namespace) -> None:
     """Raises ValueError for what can be known before anything is installed or computed."""
     check_files(args.weights)
@@ -97,7 +93,7 @@ def run(python: Path, files: list[Path], folder: Path) -> list[str]:
             print(line, end="", file=sys.stderr, flush=True)
             lines.append(line.rstrip("\n"))
     if process.returncode:
-        raise AdmError(
+        raise OSError(
             f"ADM's evaluator stopped with code {process.returncode}; its output is above. If it could not download "
             f"Inception's graph, get it from\n  {URL}\nand give --weights FILE"
         )
@@ -108,7 +104,7 @@ def parse(lines: list[str]) -> dict[str, Any]:
     """The numbers in upstream's `Name: number` lines, and the versions in `name version: X`."""
     found = dict(line.split(": ", 1) for line in lines if ": " in line)
     if not set(LINES) <= set(found):
-        raise AdmError(f"ADM's evaluator did not print {', '.join(LINES)}; it ended with {lines[-1:]}")
+        raise OSError(f"ADM's evaluator did not print {', '.join(LINES)}; it ended with {lines[-1:]}")
     numbers = {name: float(found[line]) for line, name in LINES.items()}
     end = " version"
     return numbers | {"versions": {name.removesuffix(end): v for name, v in found.items() if name.endswith(end)}}
@@ -118,7 +114,7 @@ def ensure_environment() -> Path:
     """A Python with TensorFlow: OGDM_ADM_PYTHON as it is, else .setup/adm-evaluator, made once."""
     if given := os.environ.get("OGDM_ADM_PYTHON"):
         if not (found := shutil.which(given)):
-            raise AdmError(f"OGDM_ADM_PYTHON={given} is not a program that can be run")
+            raise OSError(f"OGDM_ADM_PYTHON={given} is not a program that can be run")
         return Path(found).absolute()
     python = ENVIRONMENT / "bin" / "python"
     ENVIRONMENT.mkdir(parents=True, exist_ok=True)
@@ -130,7 +126,7 @@ def ensure_environment() -> Path:
                 install = [python, "-m", "pip", "install", "--quiet", "-r", REQUIREMENTS]
                 subprocess.run(install, check=True, stdout=sys.stderr)
             except subprocess.CalledProcessError as error:
-                raise AdmError(
+                raise OSError(
                     f"making the environment failed ({error}). Run the same command again, or point OGDM_ADM_PYTHON "
                     "at a Python with TensorFlow, scipy, requests and tqdm."
                 ) from error

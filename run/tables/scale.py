@@ -31,6 +31,7 @@ class Scale:
     title: str = ""  # stands in front of the table's own
     images: int = 50_000  # samples per cell
     seeds: tuple[int, ...] = (0,)
+    networks: str = ""  # smoke | cpu, the backbones' small ones; empty: the rows' own
     data: str = ""  # digits | mnist, which come with a package; empty: the rows' own data sets
     size: int = 0  # of those images
     count: int = 0  # the first so many; 0: all
@@ -58,7 +59,8 @@ class Scale:
 
     def sampling(self, preset: Preset, images: int) -> dict[str, Any]:
         """Native flags in place of the preset's."""
-        return {}
+        backbone = backbones.get(preset.backbone)
+        return backbone.small_sampling(self.networks, self.size, images) if self.networks else {}
 
     def shipped(self, preset: Preset) -> Path | None:
         """Weights of a baseline that come with this repository."""
@@ -69,16 +71,13 @@ class Smoke(Scale):
     """Every row of the paper's, for three steps."""
 
     def preset(self, preset: Preset) -> Preset:
-        batch, images = backbones.get(preset.backbone).small_images["smoke"]
+        batch, images = backbones.get(preset.backbone).small_images[self.networks]
         return replace(preset, batch=batch, images=images)
 
     def training(self, preset: Preset, init: str, seed: int) -> dict[str, Any]:
         backbone = backbones.get(preset.backbone)
-        flags = backbone.small_training("smoke", preset, init, self.size, "")
+        flags = backbone.small_training(self.networks, preset, init, self.size, "")
         return flags | (backbone.ogdm(d_width=0.02) if preset.ogdm else {})
-
-    def sampling(self, preset: Preset, images: int) -> dict[str, Any]:
-        return backbones.get(preset.backbone).small_sampling("smoke", self.size, images)
 
 
 class Cpu(Scale):
@@ -102,7 +101,7 @@ class Cpu(Scale):
         return f"{self.data}-{preset.backbone}" + "-cond" * preset.conditional
 
     def preset(self, preset: Preset) -> Preset:
-        batch, images = backbones.get(preset.backbone).small_images["cpu"]
+        batch, images = backbones.get(preset.backbone).small_images[self.networks]
         if preset.training != "baseline":
             images = batch * self.FINETUNE_STEPS
         said = {name: self.ogdm(preset)[name] for name in ("k", "gamma")} if preset.ogdm else {}
@@ -111,14 +110,11 @@ class Cpu(Scale):
     def training(self, preset: Preset, init: str, seed: int) -> dict[str, Any]:
         backbone = backbones.get(preset.backbone)
         rate = self.FINETUNE_RATE if init else self.BASELINE_RATE
-        flags = backbone.small_training("cpu", preset, init, self.size, rate)
+        flags = backbone.small_training(self.networks, preset, init, self.size, rate)
         if not preset.ogdm:
             return flags
         more = {name: value for name, value in self.ogdm(preset).items() if name not in ("k", "gamma")}
         return flags | backbone.ogdm(d_kind="light", fused=True, **more, seed=seed)
-
-    def sampling(self, preset: Preset, images: int) -> dict[str, Any]:
-        return backbones.get(preset.backbone).small_sampling("cpu", self.size, images)
 
     def shipped(self, preset: Preset) -> Path | None:
         file = SHIPPED / f"{self.network(preset)}.safetensors"
@@ -129,7 +125,7 @@ SMOKE = Smoke(
     name="smoke",
     title="SMOKE RUN: tiny networks, a few steps, a few digits. These numbers mean nothing but "
     "that the pipeline works",
-    images=16, data="digits", size=32, count=96, features="run.tables.stand_in:random_features",
+    images=16, networks="smoke", data="digits", size=32, count=96, features="run.tables.stand_in:random_features",
     gigabytes=1.0, guide={"--steps": 3, "--batch-size": 8},
 )  # fmt: skip
 TITLE = (
@@ -138,7 +134,7 @@ TITLE = (
 )
 CPU_DIGITS = Cpu(
     name="cpu", title=TITLE.format("scikit-learn's digits", 8, 8), images=2_500, seeds=(0, 1, 2),
-    data="digits", size=8, features=CLASSIFIER, controls=True, gigabytes=2.0,
+    networks="cpu", data="digits", size=8, features=CLASSIFIER, controls=True, gigabytes=2.0,
 )  # fmt: skip
 CPU_MNIST = replace(
     CPU_DIGITS, name="cpu-mnist", data="mnist", size=16, title=TITLE.format("5,000 of MNIST's digits", 16, 16)
