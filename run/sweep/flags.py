@@ -39,6 +39,11 @@ class Arm:
         return re.sub(r"[^\w.-]", "_", "-".join([*words, f"seed{self.seed}"]))
 
 
+def combinations(grid: dict[str, list[str]]) -> list[dict[str, str]]:
+    """Every combination of the settings' values."""
+    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+
+
 def parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
     """Every flag, with the defaults that hold beside the flags in `argv`."""
     experiment, ogdm = experiment_of(argv, PROGRAM, DATA)
@@ -88,8 +93,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         swept[name.removeprefix("ogdm_").replace("-", "_")] = values
     args.grid = {name: list(dict.fromkeys(values.split(","))) for name, values in swept.items()}
     args.arms = [Arm({}, None, seed) for seed in args.seeds]
-    for values in itertools.product(*args.grid.values()):
-        chosen = dict(zip(args.grid, values, strict=True))
+    for chosen in combinations(args.grid):
         try:
             config = OGDMConfig.from_mapping(settings | chosen, "diffusers")
         except ValueError as error:

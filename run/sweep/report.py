@@ -1,7 +1,6 @@
 """A sweep's results: JSON, a table, and a heat map of the change of FID against the control."""
 
 import argparse
-import itertools
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 from ogdm_core.files import write_json, write_text
 from run.figures import style
 from run.provenance import commit
+from run.sweep.flags import combinations
 
 PAPER = {"k": (0.1, 0.2), "gamma": (0.005, 0.025)}  # the ranges that the paper recommends
 
@@ -49,11 +49,6 @@ def cells(results: dict) -> tuple[dict[tuple[str, int], float], dict[tuple, dict
     rows = results["rows"]
     controls = {(row["sampler"], row["nfe"]): row["control"] for row in rows}
     return controls, {(r["sampler"], r["nfe"], *r["values"].values()): r for r in rows}
-
-
-def combinations(grid: dict[str, list[str]]) -> list[dict[str, str]]:
-    """Every combination of the settings' values."""
-    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
 
 
 def to_markdown(results: dict) -> str:
