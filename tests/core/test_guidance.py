@@ -1,7 +1,5 @@
 """Discriminator guidance: its sign, scale, cost and file; a guide that is trained on the spot."""
 
-import re
-
 import numpy as np
 import pytest
 import torch
@@ -216,14 +214,3 @@ def test_the_commands_sample_train_and_guide(tmp_path, capsys):
     assert main([*draw, "--guide", guide, "--output", f"{tmp_path}/b.npz"]) == 0
     assert "NFE 4" in capsys.readouterr().out
     assert not np.array_equal(plain, np.load(tmp_path / "b.npz")["arr_0"])
-
-
-@pytest.mark.parametrize(("words", "said"), [
-    (["sample", "nowhere", "--nfe", "10"], "heun cannot run in 10 network evaluations"),
-    (["sample", "nowhere", "--sampler", "magic"], "unknown sampler"),
-    (["train", "--data", "digits", "--samples", "no.npz"], "no data at 'no.npz'"),
-    (["sample", "nowhere", "--guide-weight=nan"], "--guide-weight: nan is not allowed"),
-])  # fmt: skip
-def test_wrong_flags_end_in_one_line(tmp_path, refused, words, said):
-    with refused(re.escape(said)):
-        main([*words, "--output", f"{tmp_path}/a"])

@@ -194,34 +194,6 @@ def test_a_run_is_not_continued_with_other_settings(trained, capsys):
         assert words in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (["--ogdm", "--ogdm-k", "1.5"], "--ogdm-k"),
-        (["--ogdm", "--ogdm-gamma", "-1"], "a number >= 0"),
-        (["--ogdm", "--ogdm-k", "0.0001"], "smallest k that works is 0.001"),
-        (["--model", "nowhere"], "no folder 'nowhere'"),
-        (["--data", "nowhere"], "no data at 'nowhere'"),
-        (["--steps", "0"], "--steps: 0 is not allowed; give a whole number >= 1"),
-        (["--ema", "nan"], "--ema: nan is not allowed; give a number in [0, 1)"),
-        (["--seed", "1e3"], "--seed: 1e3 is not allowed; give a whole number in [0, 2147483648)"),
-        (["--norm-groups", "3"], "--norm-groups: 3 does not divide [8, 8]"),
-        (["--channels", "8,x"], "--channels: '8,x' is not allowed"),
-        (["--output", __file__], "--output: cannot write"),
-        (["--output", __file__ + "/below"], "is no writable folder"),
-    ],
-)
-def test_bad_input_is_refused_in_one_line_before_anything_is_written(tmp_path, capsys, flags, words):
-    with pytest.raises(SystemExit) as error:
-        main([*TINY, "--output", str(tmp_path / "out"), *flags])
-    assert error.value.code == 2
-    said = capsys.readouterr().err
-    assert words in said
-    assert said.startswith("error: ") and said.endswith("see python -m ogdm_core.diffusers --help\n")
-    assert said.count("\n") == 2
-    assert not (tmp_path / "out").exists()
-
-
 def test_a_missing_package_is_named_with_the_extra_that_brings_it(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "accelerate", None)
     monkeypatch.delitem(sys.modules, "ogdm_core.diffusers.train")

@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from ogdm_core.images import Images
-from run.evaluate import __main__ as evaluate
 from run.evaluate import classifier
 from run.lock import exclusive
 from run.quickstart import __main__ as quickstart
@@ -27,43 +26,6 @@ from run.tables.jobs import Job
 from run.tables.rows import Options
 from run.tables.scale import get_scale
 from run.toy import __main__ as toy
-
-PIXELS = np.random.default_rng(0).integers(0, 256, (8, 4, 4, 3), dtype=np.uint8)
-
-# (command, flags): what is known to be wrong is said before any work, in one line.
-FLAGS = {
-    "evaluate: seed": (evaluate.main, ["a.npz", "a.npz", "--seed", str(2**70)], "--seed"),
-    "evaluate: device": (
-        evaluate.main, ["a.npz", "a.npz", "--features", "pixels", "--device", "nope"], "nope: ",
-    ),
-    "evaluate: cache": (
-        evaluate.main, ["a.npz", "a.npz", "--features", "pixels", "--cache", "file/x"], "file",
-    ),
-    "quickstart: seed": (quickstart.main, ["--seeds", f"0,{2**40}"], "--seeds"),
-    "quickstart: seed below 0": (quickstart.main, ["--seeds=-1"], "--seeds"),
-    "quickstart: seed twice": (quickstart.main, ["--seeds", "1,0,1"], "name each once"),
-    "quickstart: out": (quickstart.main, ["--out", "file/x"], "file"),
-    "toy: out": (toy.main, ["--out", "file/x"], "file"),
-    "toy: seed": (toy.main, ["--seed", str(2**70)], "--seed"),
-    "score: output": (score.main, ["model", "--output", "file/x.json"], "file"),
-    "tables: out": (tables.main, ["1", "--scale", "smoke", "--out", "file/x"], "--out: "),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("main", "flags", "says"), FLAGS.values(), ids=FLAGS)
-def test_flags_are_refused_before_any_work(tmp_path, monkeypatch, capsys, main, flags, says):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "file").write_text("")
-    np.savez("a.npz", arr_0=PIXELS)
-    monkeypatch.setattr(score, "check_model", lambda path: None)
-    for place, name in ((toy, "train"), (quickstart, "work")):
-        monkeypatch.setattr(place, name, lambda *a, **k: pytest.fail("worked"))
-    try:
-        code = main(flags)
-    except SystemExit as end:
-        code = end.code
-    said = capsys.readouterr().err
-    assert code in (1, 2) and says in said and "Traceback" not in said
 
 
 def test_a_fault_of_ours_keeps_its_traceback(tmp_path, monkeypatch):

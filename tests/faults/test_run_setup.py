@@ -3,12 +3,9 @@
 import shutil
 import subprocess
 import sys
-import threading
-import time
 
 import pytest
 
-from run.lock import exclusive
 from tests.run.test_setup_upstream import is_patched
 
 
@@ -33,25 +30,6 @@ def test_two_setups_at_once_both_succeed(house):
     said = [process.communicate(timeout=120)[1] for process in pair]
     assert [process.returncode for process in pair] == [0, 0], said
     assert is_patched(house)
-
-
-def test_the_second_one_says_who_is_at_work(tmp_path, capsys):
-    file, entered = tmp_path / "lock", threading.Event()
-
-    def second():
-        with exclusive(file, "testing"):
-            entered.set()
-
-    with exclusive(file, "testing"):
-        thread = threading.Thread(target=second)
-        thread.start()
-        said = ""
-        while "is testing" not in said and thread.is_alive():
-            said += capsys.readouterr().err
-            time.sleep(0.01)
-        assert not entered.is_set()
-    thread.join(60)
-    assert entered.is_set() and "waiting: process " in said
 
 
 def test_a_link_to_a_checkout_is_followed_and_named_where_it_leads_nowhere(patched_house):

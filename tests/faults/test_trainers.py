@@ -26,7 +26,6 @@ from ogdm_core import (
     Observer,
     OGDMConfig,
     checkpoints,
-    images,
     sealed,
     trust,
 )
@@ -453,30 +452,6 @@ def test_adm_data_is_checked_before_training(tmp_path, monkeypatch, fault):
         data_adm.check(args, 3, data_sets)
         data_sets._list_image_files_recursively(str(tmp_path))
         assert len(calls) == 1  # upstream's own call is answered from the check's
-
-
-NPZ = {
-    "label -1": ({"arr_1": np.array([0, -1])}, "labels must be 2 whole numbers .* from -1"),
-    "too few labels": ({"arr_1": np.array([0])}, "labels must be 2 whole numbers"),
-    "no images": ({"arr_0": np.zeros((0, 8, 8, 3), np.uint8)}, "arr_0 has shape"),
-}
-
-
-@pytest.mark.parametrize("fault", NPZ)
-def test_the_trainers_npz_is_checked(tmp_path, fault):
-    content, words = NPZ[fault]
-    np.savez(tmp_path / "a.npz", **{"arr_0": np.zeros((2, 8, 8, 3), np.uint8)} | content)
-    with pytest.raises(ValueError, match=f"a.npz.*{words}"):
-        images.load(str(tmp_path / "a.npz"))
-
-
-@pytest.mark.parametrize("fault", ["16 bits", "cut short"])
-def test_the_trainers_images_are_checked(tmp_path, fault):
-    _png(tmp_path / "a.png", DEEP if fault == "16 bits" else GREY)
-    if fault == "cut short":
-        (tmp_path / "a.png").write_bytes((tmp_path / "a.png").read_bytes()[:-30])
-    with pytest.raises(ValueError, match=r"a\.png"):
-        images.load(str(tmp_path))
 
 
 def test_sizes_that_do_not_halve_are_refused(tmp_path, capsys):

@@ -92,14 +92,6 @@ def edm(patched, tmp_path_factory):
     return train, folder / "run"
 
 
-def test_edm_leaves_a_finished_run_alone(edm):
-    train, run = edm
-    good = contents(run, "*.pt", "*.pkl")
-    done = train("--duration=0.002", f"--resume={run / 'training-state-000002.pt'}")
-    assert done.returncode == 0 and "nothing to do" in done.stdout
-    assert contents(run, "*.pt", "*.pkl") == good
-
-
 def test_edm_stops_when_it_diverges_and_keeps_what_is_good(edm):
     train, run = edm
     good = contents(run, "*.pt", "*.pkl")
@@ -168,17 +160,6 @@ def test_ldm_stops_when_it_diverges_and_keeps_what_is_good(ldm):
     for path in now:
         saved = torch.load(path, weights_only=True)
         assert all(v.isfinite().all() for v in saved["state_dict"].values() if v.is_floating_point())
-
-
-def test_ldm_offers_another_checkpoint_for_a_damaged_one(ldm, tmp_path):
-    train, _, run, _ = ldm
-    last = run / "checkpoints" / "last.ckpt"
-    whole = last.read_bytes()
-    last.write_bytes(whole[:1000])
-    done = train("-r", run, "--max_steps", 3)
-    last.write_bytes(whole)
-    assert done.returncode == 1
-    assert "last.ckpt is damaged; the newest whole one is" in done.stderr
 
 
 def test_ldm_samples_no_random_network_and_runs_no_config(ldm, tmp_path):

@@ -136,12 +136,6 @@ def test_source_errors_name_the_file_and_the_remedy(tmp_path):
         method.draw(torch.zeros(2, 0), 7, "euler")
 
 
-def test_wrong_features_are_refused(files, tmp_path, refused):
-    with refused("FILE.pt or pixels"):
-        draw(tmp_path, "teaser", *methods_of(files), "--row", "OGDM:euler", "--nfe", *NFES,
-             "--features", "inception")  # fmt: skip
-
-
 # ---------------------------------------------------------------- Fig. 1
 
 
@@ -331,14 +325,6 @@ def test_neighbours_in_inceptions_features(tmp_path, capsys, monkeypatch, refuse
     monkeypatch.undo()
     with refused("absent.pth: no such file"):
         draw(tmp_path, *words, tmp_path / "absent.pth")
-
-
-@pytest.mark.parametrize("words", [[], ["--samples", "a.npz", "--method", "A=b"]])
-def test_neighbours_wants_samples_from_one_place(words, capsys):
-    with pytest.raises(SystemExit):
-        figures.main(["neighbours", "--train", "digits", *words])
-    said = capsys.readouterr().err
-    assert "--samples" in said and "--method" in said
 
 
 def test_colours_of_methods_differ_and_stay():

@@ -172,11 +172,3 @@ def test_command_writes_the_picture_and_the_numbers(tmp_path, capsys):
     with Image.open(picture) as image:
         assert image.text["Command"].startswith("run/analysis_xi.sh --vs 0.1 1")
     assert picture.stat().st_size < 300_000
-
-
-def test_command_refuses_bad_values(tmp_path, capsys, refused):
-    with refused("beta=1.5"):
-        main(["xi", "--beta", "1.5", "--out", str(tmp_path)])
-    with pytest.raises(SystemExit):
-        main(["xi", "--mu", "two"])
-    assert "see run/analysis_xi.sh --help" in capsys.readouterr().err

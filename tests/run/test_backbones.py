@@ -188,30 +188,6 @@ def test_the_printed_line_has_the_users_own_flags_last(capsys):
 
 
 @pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        ("cifar10-adm-ogdm-ft --data x", "--init ema_0.9999_NNNNNN.pt"),
-        ("cifar10-adm-ogdm --data x --gpus 3", "3 does not divide"),
-        ("cifar10-adm-ogdm --data x --gpus 4 --nodes 3", "3 does not divide --gpus 4"),
-        ("cifar10-edm-baseline --data x --gpus 4 --nodes 2", "--rendezvous HOST:29400"),
-        ("cifar10-adm-ogdm --data x --gpus 0", "0 is not allowed"),
-        ("cifar10-adm-ogdm --data x --seed 1", "has none"),
-        ("cifar10-adm-ogdm", "run/prepare_data.sh makes them"),
-        ("lsun-church-ldm-baseline --data x", "run/prepare_data.sh lsun"),
-        ("nope --data x", "use one of cifar10-adm-baseline"),
-        ("cifar10-adm-ogdm --sample euler", "--sample needs --model"),
-        ("cifar10-edm-ogdm-ft --sample heun --nfe 6 --model x", "nearest it can is 5 or 7"),
-        ("cifar10-edm-ogdm-ft --sample hein --model x", "heun"),
-        ("cifar10-edm-ogdm-ft --data c.zip --third-party nowhere", "run/setup.sh edm"),
-    ],
-)
-def test_errors_say_what_to_do(argv, message, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        launcher.main(argv.split())
-    assert message in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
     ("words", "status", "said"),
     [
         ("train --help", 0, "--rendezvous"),

@@ -126,17 +126,6 @@ def test_upstream_runs_beside_a_link_to_the_graph(sets, tmp_path, monkeypatch, c
         adm.evaluate(*sets, weights(tmp_path / "graph.pb"))
 
 
-def test_flags_of_the_torch_evaluator_are_refused(sets, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(adm, "evaluate", lambda *args: pytest.fail("too late"))
-    names = [str(tmp_path / name) for name in ("ref.npz", "fake.npz")]
-    for flag, value in (("--save-statistics", "s.npz"), ("--pr-images", "9"), ("--seed", "1"),
-                        ("--batch", "2"), ("--device", "cpu"), ("--features", "a:b")):  # fmt: skip
-        with pytest.raises(SystemExit) as stop:
-            cli.main([*names, "--evaluator", "adm", flag, value])
-        assert stop.value.code == 2
-        assert f"--evaluator adm does not know {flag}" in capsys.readouterr().err
-
-
 def test_untouched_upstream_with_tensorflow(sets, tmp_path, pristine, monkeypatch, capsys):
     """The real evaluator in the real environment; only the graph is a stand-in."""
     python = os.environ.get("OGDM_ADM_PYTHON") or adm.ENVIRONMENT / "bin" / "python"

@@ -68,13 +68,6 @@ def test_no_deps_belong_to_an_extra_and_are_in_condas_list():
     assert lines == ["-c constraints.txt", "-e .[all]", "torchvision", *packages]
 
 
-def test_every_dependency_has_its_reason():
-    text = (ROOT / "pyproject.toml").read_text()
-    lines = re.findall(r'^ +"([\w.-]+)[><=]=.*$', text, re.MULTILINE)
-    explained = re.findall(r'^ +"([\w.-]+)[><=]=[^"]*",? +# \w.*$', text, re.MULTILINE)
-    assert [name for name in lines if name not in explained and name != "torch"] == []
-
-
 def test_the_environment_in_use_has_the_exact_versions():
     """Tests that pass with other versions prove little about these."""
     wrong = {}

@@ -102,24 +102,6 @@ def test_a_bad_patch_is_refused(old, new, complaint):
     assert complaint in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("files", "complaint"),
-    [
-        ({"train.py.patch": GOOD}, None),
-        ({"a.patch": GOOD}, "is for train.py; call it train.py.patch"),
-        ({"train.py.patch": GOOD, "notes.txt": ""}, "notes.txt does not hold a patch"),
-        ({"train.py.patch": GOOD.split("\n", 1)[1]}, "its reason"),
-        ({"train.py.patch": "FILL IN: " + GOOD}, "its reason"),
-        ({"train.py.patch": GOOD + "-gone\n"}, "unexpected '-gone'"),
-    ],
-)
-def test_a_bad_folder_is_reported(tmp_path, files, complaint):
-    for name, text in files.items():
-        (tmp_path / name).write_text(text)
-    found = offences(tmp_path)
-    assert found == [] if complaint is None else complaint in "\n".join(found)
-
-
 # ---- with the submodules -----------------------------------------------------------------------
 
 
@@ -160,12 +142,6 @@ def test_patches_apply_and_reverse_without_a_trace(copied, name):
     assert inspect(sub).state is State.CLEAN
     sub.git("apply", "--unidiff-zero", *sorted(sub.folder.glob("*.patch")))
     assert ours == {path: (sub.path / path).read_bytes() for path in ours}, "git disagrees"
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_patched_python_compiles(submodule, name):
-    for path, content in submodule(name).results().items():
-        compile(content, path, "exec")
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -35,14 +35,6 @@ def test_an_edit_goes_below_the_prose_that_is_there(patched_house):
     assert (house.widget / "train.py").read_text() == edited
 
 
-def test_function_text_is_stripped_from_hunk_headers(patched_house):
-    """git puts the enclosing function's first line, upstream's code, behind the second @@."""
-    house = patched_house
-    (house.widget / "train.py").write_text(insert(TRAIN, {15: ["late"]}))
-    house.ok("--export", "widget")
-    assert "of train" not in (house.patches / "train.py.patch").read_text()
-
-
 def test_a_file_without_a_patch_gets_one_to_be_explained(house):
     house.git("rm", "-q", "patches/widget/lib-model.py.patch")
     house.setup()

@@ -131,23 +131,6 @@ def test_an_interrupted_run_keeps_what_it_measured(run, monkeypatch):
     assert code == 130 and found["cases"]["euler_light"]["ratio"] > 0
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (["--cases", "euler_exact,euler"], "--cases: 'euler' is not allowed; give all, or some of"),
-        (["--cases", ""], "--cases: '' is not allowed"),
-        (["--repeats", "0"], "--repeats: 0 is not allowed; give a whole number >= 1"),
-        (["--out", "speed.txt"], "name a file that ends in .json"),
-        (["--resolution", "33"], "33 is not a power of two from 8"),
-        (["--channels", "20"], "20 is not a multiple of 16"),
-        (["--device", "tpu"], "--device: invalid choice: 'tpu'"),
-    ],
-)
-def test_wrong_flags_are_explained(refused, flags, words):
-    with refused(words):
-        program.main(flags)
-
-
 def test_edms_network_is_named_when_it_is_missing(monkeypatch, tmp_path, refused):
     monkeypatch.setattr(program, "EDM", tmp_path)
     with refused("run/setup.sh edm fetches it"):

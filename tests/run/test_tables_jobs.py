@@ -1,6 +1,5 @@
 """From the paper's rows to native commands, keys, and the list of problems."""
 
-import argparse
 import re
 import subprocess
 import sys
@@ -185,12 +184,6 @@ def test_a_native_flag_reaches_the_commands_and_the_key_of_its_row_only(options)
     assert "--lr 5e-5" in train and "--lr" not in sample and "--ogdm_r1 0.5" in train
     assert "--clip_denoised False" in sample and "--clip_denoised" not in train
     assert "--set: Table 1 has no row 'no-*'" in problems(options, sets=(("no-*", "train", "--lr", "1"),))
-
-
-@pytest.mark.parametrize("text", ["row", "row:--lr", ":--lr=1", "row:=1", "row:sample:--lr"])
-def test_a_set_that_is_none_says_how_one_looks(text):
-    with pytest.raises(argparse.ArgumentTypeError, match="is not ROW:--FLAG=VALUE"):
-        flags.native_flag(text)
 
 
 def test_a_checkpoint_takes_the_place_of_training(options, tmp_path):
@@ -426,24 +419,6 @@ def test_a_checkpoint_spares_the_data_that_training_alone_needs(options, tmp_pat
     given = (("cifar10-edm-baseline", str(tmp_path / "x.pkl")),)
     assert "cifar10:" not in problems(options, "cifar10-edm-baseline", checkpoints=given)
     assert check.trained(rows(options, "cifar10-edm-baseline", checkpoints=given)) == []
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["--nfes", "ten"],
-        ["--nfes", "0"],
-        ["--checkpoint", "row"],
-        ["--images", "3"],
-        ["--jobs", "-1"],
-        ["--gpus", "0"],
-        ["--seeds", "x"],
-    ],
-)
-def test_bad_syntax_is_refused_with_the_flag(words, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        cli.main(["1", *words])
-    assert words[0] in capsys.readouterr().err
 
 
 def test_the_command_line_lists_and_refuses(options, capsys):
