@@ -446,12 +446,9 @@ def test_cpu_ranks_find_each_other_across_hosts(patched):
 def test_errors_say_what_to_do(patched, data, theirs, tmp_path):
     model = theirs / "plain/model000002.pt"
     runs = {
-        f"--init_checkpoint {model}": training(
-            tmp_path / "0", data, *OGDM, "--resume_checkpoint", model),
         "does not fit the model": training(
             tmp_path / "1", data, "--init_checkpoint", model, "--num_channels", 64),
         "no file nowhere.pt": training(tmp_path / "2", data, "--init_checkpoint", "nowhere.pt"),
-        "is 9 or 11": sampling(tmp_path / "3", model, "--sampler", "heun", "--nfe", 10),
         "--nfe: 101 steps do not fit on a grid of T = 100; give a lower": sampling(
             tmp_path / "5", model, "--sampler", "euler", "--nfe", 101),
         "--save_interval: 0 is not allowed; give a whole number >= 1": training(

@@ -98,7 +98,7 @@ def run(case: dict, training_loop, misc) -> None:
         batch_size=batch, batch_gpu=case.get("batch_gpu"),
         loss_scaling=case.get("loss_scaling", 1),
         total_kimg=(steps * batch - 0.5) / 1000, kimg_per_tick=0,
-        lr_rampup_kimg=case.get("rampup", 0), snapshot_ticks=None, state_dump_ticks=10**9,
+        lr_rampup_kimg=0, snapshot_ticks=None, state_dump_ticks=10**9,
         device=compat.CPU, ogdm=case.get("ogdm"),
     )  # fmt: skip
     misc.InfiniteSampler, KarrasVE.sample_lookahead = restore

@@ -249,8 +249,6 @@ def generate(*args):
     ("args", "message"),
     [
         (["--nfe=10"], "--nfe needs --sampler"),
-        (["--sampler=heun", "--nfe=10"], "9 or 11"),
-        (["--sampler=f-pndm", "--nfe=10"], "13"),
         (["--sampler=ddim", "--nfe=10"], "s-pndm"),
         (["--sampler=euler", "--nfe=5", "--steps=5"], "--steps"),
         (["--sampler=euler", "--nfe=5", "--S_churn=1"], "--S_churn"),

@@ -414,10 +414,6 @@ def test_diffusers_names_a_damaged_checkpoint(tmp_path, damage, capsys):
 # ---- data: refused before training, with numbers ------------------------------------------------
 
 
-def _png(path: Path, array: np.ndarray) -> None:
-    Image.fromarray(array).save(path)
-
-
 GREY, DEEP = np.zeros((8, 8), np.uint8), np.full((8, 8), 40000, np.uint16)
 ADM_DATA = {  # files, flags, words
     "too few": ({"0_a.png": GREY}, {"batch_size": 4}, "has 1 images, 1 per rank; --batch_size 4"),
@@ -434,7 +430,7 @@ def test_adm_data_is_checked_before_training(tmp_path, monkeypatch, fault):
     pytest.importorskip("blobfile")
     contents, flags, words = ADM_DATA[fault]
     for name, array in contents.items():
-        _png(tmp_path / name, array)
+        Image.fromarray(array).save(tmp_path / name)
     calls = []
 
     def listed(folder):

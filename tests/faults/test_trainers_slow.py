@@ -133,14 +133,6 @@ def ldm(patched, tmp_path_factory):
     return train, new, run, where
 
 
-@pytest.mark.parametrize("value", ["k=2", "gamma=-1", "d_kind=big", "unknown=1"])
-def test_ldm_ends_with_the_reason(ldm, value):
-    train, new, _, _ = ldm
-    done = train(*new, "--name", "bad", f"model.params.ogdm.{value}")
-    assert done.returncode == 1
-    assert value.split("=")[0] in done.stderr.splitlines()[-1], done.stderr[-2000:]
-
-
 def test_ldm_ends_with_the_reason_where_the_log_folder_is_a_file(ldm, tmp_path):
     (tmp_path / "logs").write_text("")
     done = ldm[0](*ldm[1][:2], "-l", tmp_path / "logs", "--name", "bad")

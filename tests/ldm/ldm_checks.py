@@ -117,13 +117,6 @@ def check_projection_is_upstreams_ddim_step():
             assert n["evaluations"] == 1
 
 
-def check_heun_costs_one_evaluation_more():
-    model = build(ogdm={"projection": "heun"})
-    notes = watch(model)
-    fit(model)
-    assert [n["evaluations"] for n in notes] == [2, 2]
-
-
 def check_heuns_second_evaluation_has_the_dropout_of_the_first():
     model = build(ogdm={"projection": "heun"}, unet_config=ldm_tiny.unet(dropout=0.5))
     masks = []

@@ -188,25 +188,23 @@ def test_the_printed_line_has_the_users_own_flags_last(capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "status", "said"),
+    ("words", "said"),
     [
-        ("train --help", 0, "--rendezvous"),
-        ("train cifar10-adm-baseline", 2, "error: --data: give the images"),
-        ("reproduce_table9 --help", 0, "--third-party"),
-        ("reproduce_table1 --scale cpu --nfes ten", 2, "--nfes: ten is not allowed"),
-        ("reproduce_table4 --rows x", 2, "unrecognized arguments: --rows x"),
-        ("train cifar10-edm-baseline --sample heun --nfe 4 --model x", 2, "heun cannot run in 4"),
-        ("guidance sample x --output y --sampler magic", 2, "unknown sampler 'magic'"),
-        ("sweep --cells heun-4", 2, "the nearest it can is 3 or 5"),
+        ("train cifar10-adm-baseline", "error: --data: give the images"),
+        ("reproduce_table1 --scale cpu --nfes ten", "--nfes: ten is not allowed"),
+        ("reproduce_table4 --rows x", "unrecognized arguments: --rows x"),
+        ("train cifar10-edm-baseline --sample heun --nfe 4 --model x", "heun cannot run in 4"),
+        ("guidance sample x --output y --sampler magic", "unknown sampler 'magic'"),
+        ("sweep --cells heun-4", "the nearest it can is 3 or 5"),
     ],
 )
-def test_scripts_show_their_help_and_refuse_before_they_install(words, status, said, tmp_path):
+def test_scripts_refuse_before_they_install(words, said, tmp_path):
     """With a Python that has no package at all."""
     script, *argv = words.split()
     env = os.environ | {"OGDM_PYTHON": sys._base_executable, "PYTHONPATH": str(tmp_path)}
     command = [ROOT / "run" / f"{script}.sh", *argv]
     done = subprocess.run(command, env=env, capture_output=True, text=True)
-    assert done.returncode == status and said in done.stdout + done.stderr
+    assert done.returncode == 2 and said in done.stderr
 
 
 def test_adms_patched_scripts_accept_every_row(patched):

@@ -198,23 +198,11 @@ def modules(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    ("module", "arguments", "code", "said"),
-    [
-        ("light", "--help", 0, "usage"),
-        ("light", "--wrong", 2, "--wrong"),
-        ("light", "", 0, "went on"),
-        ("heavy", "--wrong", 0, "went on"),
-        ("late", "--wrong", 0, "went on"),
-        ("none", "--wrong", 0, "went on"),
-    ],
-)
-def test_arguments_are_checked_before_an_install(modules, module, arguments, code, said):
-    script = f"source run/lib.sh; ROOT={modules}; check_arguments {module} {arguments}; echo went on"
-    done = bash(script, OGDM_PYTHON=sys.executable)
-    assert done.returncode == code
-    assert said in done.stdout + done.stderr
-    assert ("went on" in done.stdout) == (said == "went on")
+@pytest.mark.parametrize("words", ["light", "heavy --wrong", "late --wrong", "none --wrong"])
+def test_flags_that_cannot_be_checked_yet_are_left_to_the_command(modules, words):
+    """What can be refused before an install is: tests/run/test_packaging_house.py."""
+    done = bash(f"source run/lib.sh; ROOT={modules}; check_arguments {words}; echo went on", OGDM_PYTHON=sys.executable)
+    assert done.returncode == 0 and "went on" in done.stdout
 
 
 def launch(modules, arguments: str, python) -> subprocess.CompletedProcess:

@@ -25,20 +25,6 @@ def test_data_files_are_the_checked_ones(number):
     assert digest == CHECKSUMS[number], f"compare {file.name} with the paper"
 
 
-@pytest.mark.parametrize("number", paper.CAPTIONS)
-def test_a_row_names_one_experiment(number):
-    table = paper.table(number)
-    experiments = {}
-    for row in table.cells:
-        same = (row.dataset, row.backbone, row.conditional, row.method, row.sampler, row.preset)
-        assert experiments.setdefault(row.row, same) == same
-    assert len(set(experiments.values())) == len(experiments)
-    assert table.names == tuple(experiments)
-    for name in table.names:
-        nfes = [row.nfe for row in table.select(name)]
-        assert len(set(nfes)) == len(nfes)
-
-
 @pytest.mark.parametrize("number", [1, 2, 3, 7, 9])
 def test_rows_to_reproduce_are_presets(number):
     for row in paper.table(number).cells:
@@ -49,13 +35,6 @@ def test_rows_to_reproduce_are_presets(number):
         wanted = {"Baseline": "baseline", "OGDM": "scratch", "OGDM (ft)": "finetune"}
         assert preset.training == wanted[row.method.removesuffix(" + DG")]
         assert row.sampler in ("euler", "heun", "s-pndm", "f-pndm", "stochastic", "dg")
-
-
-@pytest.mark.parametrize("name", ["cifar10-edm-baseline", "cifar10-edm-ogdm-ft-heun"])
-def test_table_7_repeats_table_2(name):
-    """What Tables 4 and 8 repeat is tested beside `run.tables.table`."""
-    seven, two = ({c.nfe: c.fid for c in paper.table(n).select(name)} for n in (7, 2))
-    assert (seven[25], seven[15]) == (two[25], two[15])
 
 
 def test_dashes_are_none_and_numbers_keep_their_digits():
