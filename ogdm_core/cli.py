@@ -76,3 +76,8 @@ def errors_in_one_line() -> Iterator[None]:
     except (ValueError, OSError, ImportError) as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from error
+
+
+def bar_interval() -> float:
+    """Seconds between two updates of a progress bar: tqdm's own on a terminal, a minute in a log."""
+    return 0.1 if sys.stderr.isatty() else 60.0

@@ -3,12 +3,11 @@
 ADM, diffusers   add_arguments(parser)       --ogdm True --ogdm_k 0.2, --ogdm --ogdm-k 0.2
 EDM              click_options(command)      --ogdm --ogdm-k=0.2
 LDM              OGDMConfig.from_mapping     model.params.ogdm.k: 0.2
-launchers        to_argv                    ["--ogdm", "True", "--ogdm-k", "0.2", ...]
 """
 
 import argparse
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import Field, fields
 from functools import partial
 from typing import Any
@@ -45,21 +44,17 @@ def from_args(
     return OGDMConfig.from_mapping({**own, **given}, backbone)
 
 
-def to_argv(config: OGDMConfig) -> list[str]:
-    """The settings as words of a command line: ["--ogdm", "True", "--ogdm-k", "0.2", ...]."""
-    values = {_names(f)[0]: str(getattr(config, f.name)) for f in fields(config)}
-    return [word for flag in ({f"--{PREFIX}": "True"} | values).items() for word in flag]
-
-
 def add_arguments(
     parser: argparse.ArgumentParser,
     backbone: str = "",
     defaults: Mapping[str, Any] | None = None,
     switch: bool = True,
+    without: Collection[str] = (),
 ) -> None:
     """Adds one flag per setting, and `--ogdm` unless `switch` is off; dashes and underscores both work.
 
-    The help prints the values that hold: `defaults` for this command, else the backbone's.
+    The help prints the values that hold: `defaults` for this command, else the backbone's. Settings in `without`
+    have no effect in this command, and no flag.
     """
     plain, refused = OGDMConfig.from_mapping(defaults or {}, backbone), argparse.ArgumentTypeError
     group = parser.add_argument_group("observation guidance (OGDM)")
@@ -71,7 +66,7 @@ def add_arguments(
     usual = RECIPE_HELP.format("the values below" if defaults else usual_recipe(backbone))
     names = [f"--{PREFIX}-recipe", f"--{PREFIX}_recipe"]
     group.add_argument(*names, choices=RECIPE_NAMES, metavar="|".join(RECIPES), help=usual)
-    for f in fields(OGDMConfig):
+    for f in (f for f in fields(OGDMConfig) if f.name not in without):
         optional: dict[str, Any] = {"nargs": "?", "const": True} if isinstance(f.default, bool) else {}
         typed = _typed(partial(check, f), refused)
         group.add_argument(*_names(f), type=typed, **_help_of(f, plain), **optional)

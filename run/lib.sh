@@ -3,7 +3,7 @@
 #
 #     source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 #     help_if_asked "$@"          # --help prints the comment at the top of the script
-#     launch run.x diffusers "$@" # becomes the module, in an environment with these extras
+#     launch run.x diffusers "$@" # checks the arguments, makes the environment, becomes the module
 #     check_arguments run.x "$@"  # --help or a wrong flag ends the script before anything is installed
 #     ensure_env diffusers        # the environment with these extras; sets $PYTHON, puts it on PATH
 #     ensure_upstream edm         # third_party/edm, fetched and patched
@@ -72,28 +72,20 @@ sys.exit($go_on)" "$@" || status=$?
   [ "$status" = "$go_on" ] || exit "$status"
 }
 
-# launch MODULE 'EXTRA...' ARG...: becomes MODULE in an environment with these extras. Only where they
-# must be installed first, which takes minutes, the arguments are checked before.
+# launch MODULE 'EXTRA...' ARG...: checks the arguments, makes the environment, becomes MODULE.
 launch() {
+  check_arguments "$1" "${@:3}"
   # shellcheck disable=SC2086  # the extras are words
-  if PYTHON="$(setup_tool --print-python --no-env $2 2>/dev/null)"; then
-    use_python
-  else
-    check_arguments "$1" "${@:3}"
-    ensure_env $2
-    [ -z "${OGDM_PYTHON:-}" ] || die "OGDM_PYTHON=$OGDM_PYTHON has no torch, and is used as it is. Install" \
-      "what is missing: $OGDM_PYTHON -m pip install -c constraints.txt -e '.[${2// /,}]'"
-  fi
+  ensure_env $2
+  "$PYTHON" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("torch") is None)' ||
+    die "$PYTHON has no torch, and is used as it is. Install what is missing:" \
+      "$PYTHON -m pip install -c constraints.txt -e '.[${2// /,}]'"
   exec "$PYTHON" -m "$1" "${@:3}"
 }
 
 # ensure_env [EXTRA...]: makes or completes the environment; a tenth of a second if it is complete.
 ensure_env() {
   PYTHON="$(setup_tool --print-python "$@")" || exit 1
-  use_python
-}
-
-use_python() {
   PATH="$(dirname "$PYTHON"):$PATH"
   PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}"
   export PYTHON PATH PYTHONPATH

@@ -10,12 +10,11 @@
 #   run/quickstart.sh --from-scratch        trains the baseline, too
 #   run/quickstart.sh --ogdm-adversarial hinge --ogdm-gamma 0.02
 #                                           any setting of the method may be changed
-#   run/quickstart.sh --flags               every flag, with the defaults that hold beside the other flags
+#   run/quickstart.sh --help                every flag, with the defaults that hold beside the other flags
 #
 # Sets itself up; needs Python and a package index, no GPU, no submodule, no download. Writes
 # results.json, fid_vs_nfe.png, samples.png, trajectory.png and report.html into OUT, and prints the
 # table. Ctrl-C saves; the same command continues.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
-help_if_asked "$@"
 launch run.quickstart "diffusers mnist" "$@"

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from tqdm import trange
 
+from ogdm_core.cli import bar_interval
 from ogdm_core.diffusers.model import load_model, make_eps_fn, schedule_of
 from ogdm_core.fewstep import write_npz
 from ogdm_core.guidance import Guide, gradient_plan, guided, guided_nfe, load_guide
@@ -57,7 +58,9 @@ class Model:
     ) -> Tensor:  # fmt: skip
         """Samples [N, C, H, W] in [-1, 1], on the CPU; `guide` corrects eps once per step."""
         labels, parts = self.labels(len(noise)), []
-        for i in trange(0, len(noise), batch, desc=f"{sampler} {nfe}", unit="batch", leave=False, disable=None):
+        for i in trange(
+            0, len(noise), batch, desc=f"{sampler} {nfe}", unit="batch", leave=False, mininterval=bar_interval()
+        ):
             label = None if labels is None else labels[i : i + batch]
             eps_fn = self.eps_fn(label)
             if guide is not None:

@@ -8,14 +8,13 @@
 #   run/sweep.sh --cells euler-5,heun-11 --seeds 0,1,2
 #   run/sweep.sh --model DIR --data IMAGES        a diffusers model of your own
 #   run/sweep.sh --slurm -- --default-resources slurm_partition=gpu
-#   run/sweep.sh --flags                          every flag
+#   run/sweep.sh --help                           every flag
 #
 # FID is compared with that of a plain fine-tune of equal length. Writes OUT/sweep.json, sweep.md and
 # sweep.png. Can be stopped at any time; the same command continues, and a changed setting runs only
 # the fine-tunes that are new. The jobs are a Snakemake workflow. docs/settings.md has more.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
-help_if_asked "$@"
 
 extras="analysis diffusers tables"
 for arg in "$@"; do

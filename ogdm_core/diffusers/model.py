@@ -20,9 +20,9 @@ from ..solvers import ConditionalEpsFn
 def check_model(path: str) -> None:
     """Raises FileNotFoundError unless `path` is in diffusers' format or may be a hub name."""
     if not Path(path).exists() and path.count("/") != 1:
-        raise FileNotFoundError(f"--model: no folder {path!r}, and it is not a hub name OWNER/NAME")
+        raise FileNotFoundError(f"there is no folder {path!r}, and it is not a hub name OWNER/NAME")
     if Path(path).exists() and not Path(path, "unet").is_dir():
-        raise FileNotFoundError(f"--model: {path!r} has no unet/ folder; is it in diffusers' format?")
+        raise FileNotFoundError(f"{path!r} has no unet/ folder; is it a model in diffusers' format?")
 
 
 def load_model(path: str) -> tuple[Any, Any]:

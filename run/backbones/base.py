@@ -1,10 +1,11 @@
 """A backbone as run/ sees it: its folder, launcher, commands, files, data and small networks.
 
-The values and methods that a new backbone has to give are marked with "...". The others have defaults. Needs the
-standard library only, so that command lines can be checked before anything is installed.
+A new backbone has to give the values that stand here without one, and the abstract methods; the others have defaults.
+Needs the standard library only, so that command lines can be checked before anything is installed.
 """
 
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -20,30 +21,31 @@ Flags = dict[str, Any]
 PYTHON = (sys.executable,)
 
 
-class Backbone:
+class Backbone(ABC):
     """One native codebase."""
 
-    name: str = ...  # as in ogdm_core/NAME, and the extra that installs its packages
-    folder: str = ...  # in third_party
-    script: str = ...  # the trainer, in its folder
-    packages: tuple[str, ...] = ...  # that must be importable
+    name: str  # as in ogdm_core/NAME, and the extra that installs its packages
+    folder: str  # in third_party
+    script: str  # the trainer, in its folder
+    packages: tuple[str, ...]  # that must be importable
     joined = False  # flags are written --flag=value
     in_slurm: Mapping[str, str] = {}  # variables inside a job that Snakemake started by srun as one task
 
     # ---- files of a run
-    model: str = ...  # the name by which a finished training's weights are linked
-    weights: str = ...  # glob of those weights
-    checkpoint: str = ...  # glob of the file that a checkpoint's writing ends with
+    model: str  # the name by which a finished training's weights are linked
+    weights: str  # glob of those weights
+    checkpoint: str  # glob of the file that a checkpoint's writing ends with
     observed_checkpoint = ""  # the same with --ogdm, where it is another
     samples = ""  # glob of the npz that sampling writes, where it is not samples.npz
-    checkpoint_gb: float = ...  # at the paper's size: network, EMA, two moments of Adam, and D with its own
+    checkpoint_gb: float  # at the paper's size: network, EMA, two moments of Adam, and D with its own
     reads_urls = False  # its scripts download a checkpoint that is an URL
 
     # Flags that say where, or over how many processes, and nothing about the result; not in a job's key.
-    not_in_key: frozenset[str] = ...
+    not_in_key: frozenset[str]
     trainer_has_seed = True
     mirrors = False  # it mirrors images at random in training, so mirrored ones are real, too
     samples_in_one_process = False
+    lacks: tuple[str, ...] = ()  # samplers of ours that its script has not
 
     # ---- commands ---------------------------------------------------------------------------------
 
@@ -51,9 +53,9 @@ class Backbone:
         """The codebase's folder."""
         return third_party / self.folder
 
+    @abstractmethod
     def launcher(self, engine: Engine) -> tuple[str, ...]:
         """What starts the processes, up to the script. Its several nodes are those of the Slurm job around us."""
-        raise NotImplementedError
 
     def command(self, engine: Engine, script: str, flags: Mapping[str, Any], out: Path | None = None) -> Command:
         """A script of the codebase under its own launcher, in its folder."""
@@ -80,9 +82,9 @@ class Backbone:
             flags |= self.switch_on() | self.ogdm(projection=preset.projection, k=preset.k, gamma=preset.gamma)
         return self.command(engine, self.script, flags | dict(more or {}), out)
 
+    @abstractmethod
     def training(self, preset: Preset, engine: Engine, data: str, out: Path, init: str, seed: int | None) -> Flags:
         """The trainer's flags for a row of Table 5, without OGDM's."""
-        raise NotImplementedError
 
     def switch_on(self) -> Flags:
         """The flags that turn OGDM on."""
@@ -104,23 +106,19 @@ class Backbone:
         """The processes that sample."""
         return replace(engine, gpus=1, nodes=1) if self.samples_in_one_process else engine
 
+    @abstractmethod
     def sampling(
         self, preset: Preset, model: str, out: Path, sampler: str, nfe: int, images: int, seed: int
     ) -> tuple[str, Flags]:
         """The sampling script and its flags."""
-        raise NotImplementedError
 
+    @abstractmethod
     def resumed(self, command: Command, folder: Path) -> Command | None:
         """A training's command from the last checkpoint in its folder, by native means; None if it is finished."""
-        raise NotImplementedError
 
     def steps_left(self, command: Command, folder: Path) -> int:
         """Steps that a training has not done though it ended well."""
         return 0
-
-    def export(self, argv: list[str]) -> int:
-        """Writes a trained model for untouched upstream code, where its own checkpoints are not that already."""
-        raise ValueError(f"{self.name}'s checkpoints load in untouched upstream code as they are")
 
     # ---- what can be wrong before anything starts ---------------------------------------------------
 
@@ -142,6 +140,8 @@ class Backbone:
 
     def check_sampling(self, sampler: str) -> None:
         """Raises ValueError for a sampler that the sampling script lacks."""
+        if sampler in self.lacks:
+            raise ValueError(f"--sample: {self.folder}'s sampling script has no {sampler} sampler of ours")
 
     def check_checkpoint(self, path: str) -> str:
         """What is wrong with a file that somebody gives as this backbone's checkpoint; empty if nothing is."""
@@ -151,9 +151,9 @@ class Backbone:
         """What a training needs beside its data and is not there; empty if nothing is."""
         return ""
 
+    @abstractmethod
     def checkpoints_kept(self, preset: Preset) -> int:
         """How many checkpoints a training leaves."""
-        raise NotImplementedError
 
     # ---- data -------------------------------------------------------------------------------------
 
@@ -167,15 +167,15 @@ class Backbone:
 
     # ---- small networks for the tables' CPU scales, and their shipped baselines -----------------------
 
-    small_images: Mapping[str, tuple[int, int]] = ...  # scale -> (batch, images): smoke, cpu (a baseline's)
+    small_images: Mapping[str, tuple[int, int]]  # scale -> (batch, images): smoke, cpu (a baseline's)
 
+    @abstractmethod
     def small_training(self, scale: str, preset: Preset, init: str, size: int, rate: str) -> Flags:
         """Flags that replace the preset's, for images of this size."""
-        raise NotImplementedError
 
+    @abstractmethod
     def small_sampling(self, scale: str, size: int, images: int) -> Flags:
         """The same for sampling."""
-        raise NotImplementedError
 
     def stand_in_folder(self, folder: Path) -> Flags:
         """Flags that name the folder of a stand-in's images, where `training` does not."""
@@ -185,10 +185,10 @@ class Backbone:
         """Files of this repository among the flags' values, whose content a result depends on."""
         return []
 
+    @abstractmethod
     def pack(self, checkpoint: Path, third_party: Path) -> tuple[dict[str, "Tensor"], dict[str, str]]:
         """The weights that a fine-tune starts from, and texts to keep beside them."""
-        raise NotImplementedError
 
+    @abstractmethod
     def unpack(self, state: dict[str, "Tensor"], kept: dict[str, str], checkpoint: Path, third_party: Path) -> None:
         """Writes them back as the backbone's own kind of checkpoint."""
-        raise NotImplementedError

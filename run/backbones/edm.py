@@ -42,6 +42,7 @@ class Edm(Backbone):
     observed_checkpoint = "ogdm-state-*.pt"
     checkpoint_gb = 1.2
     reads_urls = True
+    lacks = ("stochastic",)
     not_in_key = frozenset({"--outdir", "--data", "--transfer", "--resume", "--network", "--npz", "--guide",
                             "--snap", "--dump"})  # fmt: skip
     small_images: Mapping[str, tuple[int, int]] = {"smoke": (200, 1000), "cpu": (64, 3_125 * 64)}  # it counts thousands
@@ -98,10 +99,6 @@ class Edm(Backbone):
         if engine.nodes > 1 and not (engine.rendezvous or launch.slurm_nodes()):
             raise ValueError("--nodes: outside of Slurm say where the nodes meet, --rendezvous HOST:29400, and run the "
                              "same command on each of them")  # fmt: skip
-
-    def check_sampling(self, sampler: str) -> None:
-        if sampler == "stochastic":
-            raise ValueError("--sample: EDM's generate.py has no stochastic sampler of ours")
 
     def checkpoints_kept(self, preset: Preset) -> int:
         return DUMPS

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 from tqdm import tqdm
 
-from ogdm_core.cli import errors_in_one_line
+from ogdm_core.cli import bar_interval, errors_in_one_line
 from ogdm_core.files import check_writable, write_json, write_text
 from run.provenance import commit, versions
 
@@ -55,9 +55,9 @@ def main(argv: list[str] | None = None) -> int:
     counts, code = {}, 0
     steps = Steps(Trainer(network, args.batch), args.cases, shapes=args.no_time)
     try:
-        for name in tqdm((BASELINE, *args.cases), "counting", disable=None):
+        for name in tqdm((BASELINE, *args.cases), "counting", mininterval=bar_interval()):
             counts[name] = steps.count(name)
-        for i in tqdm(range(0 if args.no_time else args.repeats), "rounds", disable=None):
+        for i in tqdm(range(0 if args.no_time else args.repeats), "rounds", mininterval=bar_interval()):
             results["timings"] += steps.round(i)
             write_json(args.out, results | summarise(counts, results["timings"]))
     except KeyboardInterrupt:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from ogdm_core.cli import bar_interval
 from ogdm_core.files import atomic_write, write_text
 from ogdm_core.images import SUFFIXES, open_image
 
@@ -97,7 +98,7 @@ def _from_lmdb(source: Path, folder: Path) -> Iterator[str]:
     try:
         database = lmdb.open(str(source), readonly=True, lock=False, readahead=False)
         with database as env, env.begin() as transaction:
-            for key, data in tqdm(transaction.cursor(), folder.name, env.stat()["entries"], disable=None):
+            for key, data in tqdm(transaction.cursor(), folder.name, env.stat()["entries"], mininterval=bar_interval()):
                 suffix = next((s for start, s in SIGNATURES.items() if data.startswith(start)), "")
                 # A key becomes a path: one such as ../../x must not leave the folder.
                 if not suffix or not re.fullmatch(rb"[0-9A-Za-z_-]+", key):

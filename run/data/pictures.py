@@ -15,6 +15,7 @@ from pathlib import Path
 from PIL import Image
 from tqdm import tqdm
 
+from ogdm_core.cli import bar_interval
 from ogdm_core.files import atomic_write, write_json
 from ogdm_core.images import UNREADABLE
 
@@ -44,7 +45,7 @@ def write_images(folder: Path, pictures: Iterable[Picture], expected: int, made:
     write_json(record, made)
     there = {entry.name for entry in os.scandir(folder)}
     new = 0
-    for name, make in tqdm(pictures, str(made["dataset"]), expected, unit=" images", disable=None):
+    for name, make in tqdm(pictures, str(made["dataset"]), expected, unit=" images", mininterval=bar_interval()):
         if name not in there:
             with atomic_write(folder / name, sync=False) as file:
                 make().save(file, format="PNG")

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from ogdm_core.cli import bar_interval
 from ogdm_core.files import atomic_write
 from ogdm_core.images import Images
 
@@ -65,7 +66,7 @@ def train_classifier(images: Images, epochs: int = 20, seed: int = 0) -> tuple[C
         each = len(train) // BATCH  # steps of an epoch
         optimizer = torch.optim.Adam(net.parameters(), lr=2e-3)
         anneal = torch.optim.lr_scheduler.OneCycleLR(optimizer, 4e-3, total_steps=epochs * each)
-        for _ in tqdm(range(epochs), "classifier", unit=" epochs", disable=None):
+        for _ in tqdm(range(epochs), "classifier", unit=" epochs", mininterval=bar_interval()):
             for part in train[torch.randperm(len(train))][: each * BATCH].split(BATCH):
                 loss = nn.functional.cross_entropy(net(images.batch(part)), images.labels[part])
                 optimizer.zero_grad()

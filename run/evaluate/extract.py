@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from ogdm_core.cli import bar_interval
 from ogdm_core.files import atomic_write
 from run.lock import exclusive
 
@@ -45,7 +46,7 @@ def features_of(
         held = exclusive(folder.with_suffix(".lock"), f"computing the features of {source.path}")
     chosen = torch.randperm(source.count, generator=torch.Generator().manual_seed(seed))[:keep]
     running, kept = RunningStatistics(), []
-    with held, tqdm(total=source.count, desc=source.path.name, unit=" images", disable=None) as progress:
+    with held, tqdm(total=source.count, desc=source.path.name, unit=" images", mininterval=bar_interval()) as progress:
         for index in torch.arange(source.count).split(CHUNK):
             file = folder / f"{int(index[0]):08d}.npz" if folder else None
             x = _read(file, len(index))

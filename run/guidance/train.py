@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits as cross_entropy
 from tqdm import trange
 
+from ogdm_core.cli import bar_interval
 from ogdm_core.guidance import Guide
 from ogdm_core.images import Images, batch_index, load
 from ogdm_core.random import generator_of
@@ -77,7 +78,7 @@ def train_guide(
         return float(loss(repeated, generator))
 
     best, least, every = guide.state_dict(), math.inf, -(-steps // CHECKS)
-    progress = trange(1, steps + 1, desc="guide", unit="step", disable=None)
+    progress = trange(1, steps + 1, desc="guide", unit="step", mininterval=bar_interval())
     for step in progress:
         index = [order[batch_index(len(order), batch, step, seed)] for order in train]
         value = loss(index, generator_of(seed, step))

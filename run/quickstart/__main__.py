@@ -17,11 +17,11 @@ from typing import Any
 
 from ogdm_core.files import sha256
 from run.lock import exclusive
+from run.presets import EXPERIMENTS
 from run.provenance import commit, versions
 from run.quickstart import report, score
 from run.quickstart.flags import parse, to_argv, trainer_flags
 from run.quickstart.runner import Runner
-from run.quickstart.settings import EXPERIMENTS
 
 PACKAGES = ("torch", "diffusers", "accelerate", "numpy", "scikit-learn", "ogdm")
 

@@ -8,7 +8,7 @@ noise with six samplers at several NFEs, and FID and recall are measured.
 
 writes results.json, fid_vs_nfe.png, samples.png, trajectory.png and report.html. A run that
 was stopped continues with the same command. The defaults below depend on the flags that stand
-beside --flags: `run/quickstart.sh --data digits --flags` prints those for the digits.
+beside --help: `run/quickstart.sh --data digits --help` prints those for the digits.
 """
 
 import argparse
@@ -19,8 +19,8 @@ from typing import Any
 from ogdm_core import flags
 from ogdm_core.cli import Parser, number, numbers
 from ogdm_core.config import OGDMConfig, recipe
+from run.presets import EXPERIMENTS
 from run.provenance import cores
-from run.quickstart.settings import EXPERIMENTS
 
 PROGRAM = "run/quickstart.sh"
 DATA = "mnist"
@@ -57,7 +57,6 @@ def parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
     experiment, ogdm = experiment_of(argv, PROGRAM, DATA)
     p = Parser(prog=PROGRAM, description=__doc__)
     add, count = p.add_argument, number(int, 1)
-    add("--flags", action="help", help=argparse.SUPPRESS)
     add("--out", type=Path, default=Path("out/quickstart"), help="folder to write (default: %(default)s)")
     words = "mnist: 16x16; digits: 8x8, half the time (default: %(default)s)"
     add("--data", choices=tuple(EXPERIMENTS), default=DATA, help=words)

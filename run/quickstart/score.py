@@ -19,8 +19,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ogdm_core import images as data_sets
-from ogdm_core.cli import Parser, cells, errors_in_one_line, number
-from ogdm_core.diffusers.train import check_model
+from ogdm_core.cli import Parser, bar_interval, cells, errors_in_one_line, number
+from ogdm_core.diffusers.model import check_model
 from ogdm_core.files import atomic_write, check_writable, sha256, write_json
 from ogdm_core.nfe import DISCRETISATIONS
 from ogdm_core.samplers import sample
@@ -137,7 +137,7 @@ def main(argv: list[str] | None = None) -> int:
 
     rows, kept, done = [], {}, 0
     with ThreadPoolExecutor(args.jobs) as pool, args.output.with_suffix(".jsonl").open("w", buffering=1) as log:
-        for row, x in tqdm(pool.map(score, args.cells), total=len(args.cells), unit="cell", disable=None):
+        for row, x in tqdm(pool.map(score, args.cells), total=len(args.cells), unit="cell", mininterval=bar_interval()):
             rows.append(row)
             kept[f"{row['sampler']}-{row['nfe']}"] = x.numpy()
             done += row["nfe"]

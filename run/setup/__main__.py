@@ -56,7 +56,7 @@ def parser() -> argparse.ArgumentParser:
         export: "write the edited submodule NAME back to patches/NAME",
     }.items():
         what.add_argument(f"--{command.__name__}", dest="command", action="store_const", const=command, help=text)
-    # For run/lib.sh: NAMEs are extras here. With --no-env, status 1 where something would be installed.
+    # For run/lib.sh: NAMEs are extras here.
     what.add_argument("--print-python", action="store_true", help=argparse.SUPPRESS)
     p.add_argument("--no-env", action="store_true", help="leave the environment alone")
     p.add_argument("--quiet", action="store_true", help="speak only of changes and problems")
@@ -69,9 +69,8 @@ def main(argv: list[str] | None = None) -> int:
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `run/setup.sh --diff | head` is no error
     try:
         if args.print_python:
-            python = env.complete(args.names) if args.no_env else env.ensure(args.names)
-            print(python or "")
-            return 0 if python else REFUSED
+            print(env.ensure(args.names))
+            return 0
         subs = upstream.select(args.names)
         if args.command is export and len(args.names) != 1:
             raise Refusal("--export takes one submodule, e.g. run/setup.sh --export edm")

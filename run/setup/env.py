@@ -6,7 +6,6 @@ continues an interrupted install.
 """
 
 import hashlib
-import importlib.util
 import json
 import os
 import re
@@ -79,15 +78,10 @@ def describe(root: Path = ROOT) -> str:
     return f".venv with {', '.join(extras) or 'the core only'}"
 
 
-def complete(extras: list[str], root: Path = ROOT) -> Path | None:
-    """The Python to use where nothing has to be installed for these extras, else None.
-
-    run/lib.sh runs this with OGDM_PYTHON where that is set, so its packages are the ones looked at.
-    """
-    if given := given_python():
-        return given if importlib.util.find_spec("torch") else None
+def complete(extras: list[str], root: Path = ROOT) -> bool:
+    """Whether .venv has these extras."""
     have = installed_extras(root)
-    return root / ".venv/bin/python" if have is not None and set(extras) <= set(have) else None
+    return have is not None and set(extras) <= set(have)
 
 
 def ensure(extras: list[str], root: Path = ROOT) -> Path:

@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 from ogdm_core.cli import errors_in_one_line
-from ogdm_core.diffusers.train import check_model
+from ogdm_core.diffusers.model import check_model
 from run.launch import module
+from run.presets import EXPERIMENTS
 from run.quickstart.flags import to_argv, trainer_flags
 from run.quickstart.score import classifier_path, ensure_classifier
-from run.quickstart.settings import EXPERIMENTS
 from run.sweep import report
 from run.sweep.flags import Arm, parse
 from run.tables.jobs import Job, chain
@@ -58,7 +58,8 @@ def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
     with errors_in_one_line():
         check_model(args.model)
-        args.out.mkdir(parents=True, exist_ok=True)
+        if not args.dry_run:
+            args.out.mkdir(parents=True, exist_ok=True)
         find = classifier_path if args.dry_run else ensure_classifier
         classifier = (args.classifier or find(args.out, args.data)).absolute()
     jobs = [score_job(args, arm, classifier) for arm in args.arms]

@@ -49,7 +49,6 @@ def parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
     experiment, ogdm = experiment_of(argv, PROGRAM, DATA)
     p = cli.Parser(prog=PROGRAM, description=__doc__)
     add, count = p.add_argument, cli.number(int, 1)
-    add("--flags", action="help", help=argparse.SUPPRESS)
     words = f"values of a setting, as in --ogdm-NAME (default: {' '.join(f'{n}={v}' for n, v in GRID.items())})"
     add("--set", action="append", default=[], metavar="NAME=V1,V2", help=words)
     words = "samplers and their NFEs (default: %(default)s)"

@@ -14,14 +14,15 @@ from .scale import NAMES
 REPRODUCED = (1, 2, 3, 7, 9)
 ASSEMBLED = (4, 8)  # from the others' results
 # The flags that say what was run; the others say where.
-PORTABLE = ("rows", "nfes", "images", "scale", "seeds", "from_scratch")
+PORTABLE = ("rows", "nfes", "images", "scale", "seeds", "from_scratch", "features", "evaluator")
 
 
 # fmt: off
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
+def parser(table: str = "N") -> argparse.ArgumentParser:
+    """The command line of Table `table`."""
+    prog = f"run/reproduce_table{table}.sh"
     p = Parser(
-        prog="run/reproduce_table.sh", usage="run/reproduce_tableN.sh [OPTION...] [-- SNAKEMAKE OPTION...]",
+        prog=prog, usage="%(prog)s [OPTION...] [-- SNAKEMAKE OPTION...]",
         description=DESCRIPTION, epilog=EPILOG,
     )
     p.add_argument("number", type=int, choices=REPRODUCED, help=argparse.SUPPRESS)
@@ -54,9 +55,9 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
-def assembled_parser() -> argparse.ArgumentParser:
+def assembled_parser(table: str) -> argparse.ArgumentParser:
     """The command line of Tables 4 and 8."""
-    p = Parser(prog="run/reproduce_table.sh", usage="run/reproduce_tableN.sh [OPTION...]", description=DESCRIPTION)
+    p = Parser(prog=f"run/reproduce_table{table}.sh", usage="%(prog)s [OPTION...]", description=DESCRIPTION)
     add = p.add_argument
     add("number",    type=int, choices=ASSEMBLED, help=argparse.SUPPRESS)
     add("--out",     metavar="DIR", type=Path, help="where the tables are (default: out/tables)")
@@ -114,22 +115,22 @@ def parse(argv: list[str]) -> argparse.Namespace:
     """The command line, of any table; ends the program where it is wrong."""
     cut = argv.index("--") if "--" in argv else len(argv)
     if argv and argv[0] in map(str, ASSEMBLED):
-        return assembled_parser().parse_args(argv)
-    args = parser().parse_args(argv[:cut])
+        return assembled_parser(argv[0]).parse_args(argv)
+    args = parser(*argv[:1]).parse_args(argv[:cut])
     args.native = argv[cut + 1 :]
     return args
 
 
 def portable(args: argparse.Namespace) -> list[str]:
-    """The words of a command that makes the same table on any machine."""
+    """The words of a command that makes the same table on any machine; given checkpoints are named without folders."""
     words = [f"run/reproduce_table{args.number}.sh"]
     for name in PORTABLE:
-        value = getattr(args, name, None)
+        value = getattr(args, name)
         if value and value != parser().get_default(name):
-            flag = f"--{name.replace('_', '-')}"
-            words += [flag] if value is True else [flag, value if isinstance(value, str) else _joined(value)]
+            text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+            words += [f"--{name.replace('_', '-')}", *([] if value is True else [text])]
+    for row, path in args.checkpoint:
+        words += ["--checkpoint", f"{row}={Path(path).name}"]
+    for row, kind, flag, value in args.set:
+        words += ["--set", f"{row}:{'sample:' if kind == 'sample' else ''}{flag}={value}"]
     return words
-
-
-def _joined(value: object) -> str:
-    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

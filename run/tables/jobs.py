@@ -104,16 +104,18 @@ class Job:
         }  # fmt: skip
 
 
-def training_settings(command: Command, preset: Preset, scale: str, seed: int) -> dict[str, Any]:
+def training_settings(
+    command: Command, preset: Preset, scale: str, seed: int, changed: Mapping[str, Any]
+) -> dict[str, Any]:
     """Which settings make a new training: every flag of the trainer's command (data set, network, steps, rates, OGDM's
-    settings, what --set changes), the whole batch, the scale, and the seed, also where the trainer takes none.
+    settings), whatever --set changes, the whole batch, the scale, and the seed, also where the trainer takes none.
 
     Not among them: paths, numbers of processes and how often is saved (the backbone's `not_in_key`), the folder of this
     repository, and the version of the code. Another disk or more GPUs train nothing again. Weights that a training
     starts from, and config files, are in its key by their content.
     """
     flags = command.settings(backbones.get(preset.backbone).not_in_key)
-    return flags | {"batch": preset.batch, "scale": scale, "seed": seed}
+    return flags | {"batch": preset.batch, "scale": scale, "seed": seed} | dict(changed)
 
 
 def chain(jobs: Iterable[Job], pending: bool = False) -> list[Job]:

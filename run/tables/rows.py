@@ -198,8 +198,8 @@ class Planner:
         elif preset.baseline:
             needs.append(self.trained(PRESETS[preset.baseline], seed))
             init = str(needs[-1].output)
-        as_run = scale.preset(preset)
-        more = scale.training(preset, init, seed) | self.set_for(preset, "train")
+        as_run, changed = scale.preset(preset), self.set_for(preset, "train")
+        more = scale.training(preset, init, seed) | changed
         inputs += backbone.config_files(more)
         if scale.data:
             more |= backbone.stand_in_folder(images.output)
@@ -207,7 +207,7 @@ class Planner:
         def build(folder: Path, engine: Engine = o.engine) -> Command:
             return backbone.train(as_run, str(images.output), folder, init, seed, engine, more)
 
-        settings = training_settings(build(Path(), Engine()), as_run, scale.name, seed)
+        settings = training_settings(build(Path(), Engine()), as_run, scale.name, seed, changed)
         return Job(
             preset.name, "train", o.out, settings, build, backbone.model, backbone.weights, tuple(needs), tuple(inputs),
             as_run, 0, o.engine, self.shown(seed),

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tqdm import tqdm, trange
 
 from ogdm_core import training_loss
-from ogdm_core.cli import errors_in_one_line
+from ogdm_core.cli import bar_interval, errors_in_one_line
 from ogdm_core.config import OGDMConfig
 from ogdm_core.discriminator import embed_time
 from ogdm_core.files import check_writable, write_json
@@ -81,7 +81,7 @@ def train(
     ema = torch.optim.swa_utils.AveragedModel(net, multi_avg_fn=average)
     optimizer = torch.optim.Adam(net.parameters(), lr=lr)
     observer = config and Observer(config, schedule, 2, 1, build=PointDiscriminator)
-    for i in trange(steps, desc=name, unit="step", disable=None):
+    for i in trange(steps, desc=name, unit="step", mininterval=bar_interval()):
         x_0 = data(batch)
         t = torch.randint(1, schedule.T + 1, (batch,))
         loss, transition = training_loss(net, x_0, torch.randn_like(x_0), t, schedule, observer)
@@ -118,9 +118,10 @@ def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
     with errors_in_one_line():
         check_writable(args.out / "toy.json")
+        schedule = DiscreteVP.linear(sigma_data=1.0)
+        Observer(args.config, schedule, 2, 1, build=PointDiscriminator)  # refuses what does not fit, before training
     print("three trainings of an MLP: the baseline, the control, OGDM", flush=True)
     torch.set_num_threads(1)  # tiny tensors: more threads only wait for each other
-    schedule = DiscreteVP.linear(sigma_data=1.0)
     torch.manual_seed(args.seed)
     baseline = train(Denoiser(), schedule, args.pretrain, args.seed, 1e-3, name="baseline")
     nets = {

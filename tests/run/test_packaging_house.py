@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = sorted((ROOT / "run").glob("*.sh"))
 RUNNABLE = [script for script in SCRIPTS if script.name != "lib.sh"]
 CORE = ROOT / "ogdm_core"
-BACKBONES = ("adm", "edm", "ldm", "diffusers")
+BACKBONES = [file.parent.name for file in CORE.glob("*/__init__.py") if file.parent.name != "splice"]
 POSITIONALS = {  # what a script wants before its flags
     "evaluate.sh": ["a.npz", "b.npz"],
     "figures.sh": ["grid", "--method", "A=b.npz"],

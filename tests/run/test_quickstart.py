@@ -20,11 +20,11 @@ from ogdm_core import OGDMConfig, flags  # noqa: E402
 from ogdm_core.diffusers import __main__ as trainer  # noqa: E402
 from ogdm_core.images import digits  # noqa: E402
 from run.evaluate.classifier import train_classifier  # noqa: E402
+from run.presets import EXPERIMENTS  # noqa: E402
 from run.quickstart import __main__ as quickstart  # noqa: E402
 from run.quickstart import report, score  # noqa: E402
 from run.quickstart.flags import parse, to_argv, trainer_flags  # noqa: E402
 from run.quickstart.runner import Runner  # noqa: E402
-from run.quickstart.settings import EXPERIMENTS  # noqa: E402
 from run.sampling import Model  # noqa: E402
 from run.toy import __main__ as toy  # noqa: E402
 
@@ -111,7 +111,6 @@ def test_the_trainer_gets_the_settings_that_differ_from_its_own(argv):
     words = to_argv(trainer_flags(config))
     args = trainer.parser().parse_args([*words, "--output", "out"])
     assert flags.from_args(args, "diffusers") == config
-    assert len(words) < len(flags.to_argv(config))
 
 
 @pytest.mark.parametrize("data", EXPERIMENTS)

@@ -104,7 +104,7 @@ def test_rows_and_tables_share_trainings(options):
 
 TRAINING = {  # what is changed -> whether the training is another one
     "threads, jobs, time limits": ({"engine": Engine(threads=3), "jobs": 3, "time_limit": 9}, False),
-    "how often is saved": ({"sets": (("*edm*", "train", "--dump", "3"),)}, False),
+    "a flag that says where, set by hand": ({"sets": (("*edm*", "train", "--dump", "3"),)}, True),
     "a flag of sampling": ({"sets": (("*edm*", "sample", "--batch", "3"),)}, False),
     "the learning rate": ({"sets": (("*edm*", "train", "--lr", "3"),)}, True),
     "a setting of OGDM": ({"sets": (("*edm*", "train", "--ogdm-r1", "3"),)}, True),
