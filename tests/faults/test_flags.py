@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from run.benchmark import __main__ as benchmark
 from run.quickstart import __main__ as quickstart
 from run.quickstart import score
 from run.toy import __main__ as toy
@@ -137,7 +138,7 @@ def test_flags_are_refused_before_any_work(tmp_path, monkeypatch, capsys, comman
     (tmp_path / "file").write_text("")
     np.savez("a.npz", arr_0=np.random.default_rng(0).integers(0, 256, (8, 4, 4, 3), dtype=np.uint8))
     monkeypatch.setattr(score, "check_model", lambda path: None)
-    for place, name in ((toy, "train"), (quickstart, "work")):
+    for place, name in ((toy, "train"), (quickstart, "work"), (benchmark, "edm")):
         monkeypatch.setattr(place, name, lambda *a, **k: pytest.fail("worked"))
     module, *words = command.split()
     path = module if module.endswith("score") else f"{module}.__main__"
