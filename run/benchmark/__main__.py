@@ -6,8 +6,6 @@ import sys
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.markdown import Markdown
 from tqdm import tqdm
 
 from ogdm_core.cli import bar_interval, errors_in_one_line
@@ -70,9 +68,8 @@ def main(argv: list[str] | None = None) -> int:
     write_text(written[1], report.markdown(results))
     if any("ratio" in case for case in results["cases"].values()):
         written.append(report.picture(results, args.out.with_suffix(".png")))
-    console = Console()
-    console.print(Markdown(report.markdown(results, len(report.COLUMNS) - 1)))  # fits a terminal
-    console.print("wrote " + ", ".join(map(str, written)), highlight=False, soft_wrap=True)
+    print(report.markdown(results, len(report.COLUMNS) - 1))  # fits a terminal
+    print("wrote", ", ".join(map(str, written)))
     return code
 
 

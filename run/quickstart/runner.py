@@ -15,8 +15,6 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from ogdm_core.cli import bar_interval
-
 
 def last_entry(log: Path | None) -> tuple[int, str]:
     """The step in the last complete line of a log.jsonl, and the line's other values as text; (0, "") without one."""
@@ -84,7 +82,7 @@ def watch(child: subprocess.Popen, name: str, log: Path | None, total: int) -> N
     """Waits for the child; shows a bar on a terminal, elsewhere a line per fifth of the way."""
     done, _ = last_entry(log)
     printed, running = done, True
-    with tqdm(total=total, initial=done, desc=f"{name:<22}", unit="step", mininterval=bar_interval()) as bar:
+    with tqdm(total=total, initial=done, desc=f"{name:<22}", unit="step", disable=None) as bar:
         while running:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(0.2)

@@ -191,14 +191,6 @@ def test_parsed_flags_may_be_a_dict_with_other_flags_in_it():
 # ---------------------------------------------------------------- back to a command line
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_flags_written_out_are_read_back(parser, name):
-    config = OGDMConfig(**{name: OTHER[name][1]})
-    words = flags.to_argv(config)
-    assert words[::2] == ["--ogdm", *(f"--ogdm-{name.replace('_', '-')}" for name in NAMES)]
-    assert flags.from_args(parser.parse_args(words), "diffusers") == config
-
-
 # ---------------------------------------------------------------- all styles are one
 
 

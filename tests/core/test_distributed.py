@@ -51,7 +51,7 @@ def work(rank, store, out):
         batch, _ = make_batch(observer.schedule)
         batch["t"] = torch.full((8,), 1000)
         observe(observer, batch, TinyNet())
-        result["s"] = observer._pending[0].condition[1]
+        result["s"] = observer._pending[0].d_args[1]
         torch.save(result, f"{out}/{rank}.pt")
     finally:
         dist.destroy_process_group()

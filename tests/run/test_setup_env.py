@@ -212,10 +212,12 @@ def launch(modules, arguments: str, python) -> subprocess.CompletedProcess:
     return bash(script, OGDM_PYTHON=str(python))
 
 
-def test_a_complete_environment_is_not_asked_for_flags(modules):
-    """The module itself answers: its arguments are parsed once."""
+def test_the_flags_module_answers_help_and_lets_the_rest_run(modules):
     done = launch(modules, "--help", sys.executable)
-    assert (done.returncode, done.stdout) == (0, "ran with --help\n"), done.stderr
+    assert done.returncode == 0 and "usage" in done.stdout and "ran with" not in done.stdout
+    (modules / "run").unlink()
+    done = launch(modules, "", sys.executable)
+    assert (done.returncode, done.stdout) == (0, "ran with\n"), done.stderr
 
 
 def test_a_python_without_torch_is_told_what_to_install(modules, bare_python):
