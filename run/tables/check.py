@@ -164,7 +164,8 @@ def _disk(options: Options, rows: list[Row]) -> list[str]:
     if not options.scale.data:
         for name in dict.fromkeys(row.preset.dataset for row in rows):
             source = SOURCES[name]
-            there = {options.data / place for place in (source.folder, source.reference, f"{source.packed}.zip")}
+            packed = [backbone_of(row.preset).archive(source.packed) for row in rows]
+            there = {options.data / place for place in (source.folder, source.reference, *packed) if place}
             need -= min(sum(map(used_gb, there)), source.gigabytes)
     place = options.out.absolute()
     while not place.exists():
