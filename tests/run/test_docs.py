@@ -105,3 +105,12 @@ def test_the_guides_numbers_are_those_of_their_results():
     shown = re.findall(r"^\|[^|]*\| (control|OGDM) \|(.* ± .*)\|$", (DOCS / "lab/guidance.md").read_text(), re.M)
     shown = [(method.lower(), [c.strip() for c in line.split("|") if c.strip()]) for method, line in shown]
     assert len(shown) == 10 and shown == [(model[-1], values) for model, values in want.items()]
+
+
+@pytest.mark.parametrize("picture", sorted((DOCS / "figures").glob("*.png")), ids=name_of)
+def test_a_picture_is_small_and_says_how_it_was_made(picture):
+    """Pictures of the lab's pages may name a script of their time."""
+    image = pytest.importorskip("PIL.Image")
+    script = image.open(picture).text["Command"].split()[0]
+    assert picture.stat().st_size < 300_000 and script.startswith("run/")
+    assert (ROOT / script).exists() or picture.name.startswith("beyond_")
