@@ -12,7 +12,7 @@ from PIL import Image  # noqa: E402
 
 from ogdm_core.images import to_uint8  # noqa: E402
 from run.figures import __main__ as figures  # noqa: E402
-from run.figures import neighbours, samples, teaser  # noqa: E402
+from run.figures import neighbours, samples, style, teaser  # noqa: E402
 from run.figures.samples import load_images  # noqa: E402
 from run.figures.style import tile  # noqa: E402
 
@@ -325,3 +325,9 @@ def test_neighbours_in_inceptions_features(tmp_path, capsys, monkeypatch, refuse
     monkeypatch.undo()
     with refused("absent.pth: no such file"):
         draw(tmp_path, *words, tmp_path / "absent.pth")
+
+
+def test_colours_of_methods_differ_and_stay():
+    colours = {style.method_colour(name) for name in ("control", "OGDM", "OGDM (ft)", "Baseline")}
+    assert len(colours) == 4
+    assert style.method_colour("ogdm") == style.method_colour("OGDM", index=5)

@@ -202,3 +202,10 @@ def test_no_file_names_somebodys_machine():
             if unwanted.search(line):
                 told.append(f"{name_of(file)}:{number}: {line.strip()[:80]}")
     assert told == []
+
+
+def test_the_citation_is_the_papers():
+    text = (ROOT / "CITATION.cff").read_text()
+    assert "Observation-Guided Diffusion Probabilistic Models" in text
+    for name in ("Kang", "Choi", "Han"):
+        assert f"family-names: {name}" in text

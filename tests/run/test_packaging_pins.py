@@ -112,3 +112,10 @@ def test_the_oldest_python_is_the_same_everywhere():
         assert f"({oldest.replace('.', ', ')})" in (ROOT / file).read_text()
     workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
     assert re.findall(r'"(3\.\d+)"', workflow)[0] == oldest
+
+
+def test_every_dependency_has_its_reason():
+    text = (ROOT / "pyproject.toml").read_text()
+    lines = re.findall(r'^ +"([\w.-]+)[><=]=.*$', text, re.MULTILINE)
+    explained = re.findall(r'^ +"([\w.-]+)[><=]=[^"]*",? +# \w.*$', text, re.MULTILINE)
+    assert [name for name in lines if name not in explained and name != "torch"] == []
