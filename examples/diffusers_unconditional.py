@@ -32,7 +32,7 @@ def main(argv: list[str] | None = None) -> None:
     p.add_argument("--epochs", type=int, default=60, help="(default: %(default)s)")
     p.add_argument("--batch-size", type=int, default=64, help="images per process and step (default: %(default)s)")
     p.add_argument("--learning-rate", type=float, default=1e-3, help="(default: %(default)s)")
-    p.add_argument("--gamma", type=float, default=0.1, help="weight of the emission loss (default: %(default)s)")
+    p.add_argument("--rho", type=float, default=OGDMConfig.rho, help="strength of OGDM (default: %(default)s)")
     args = p.parse_args(argv)
 
     accelerator = Accelerator()
@@ -55,9 +55,10 @@ def main(argv: list[str] | None = None) -> None:
     model, optimizer, dataloader, lr_scheduler = accelerator.prepare(model, optimizer, dataloader, lr_scheduler)
     ema_model.to(accelerator.device)
 
-    config = OGDMConfig(k=0.4, gamma=args.gamma, t_max=0.7, d_kind="light")  # OGDM
+    config = OGDMConfig(rho=args.rho, d_kind="light")  # OGDM
     schedule = schedule_of(noise_scheduler)  # OGDM
-    observer = Observer(config, schedule, images.channels, images.size, device=accelerator.device)  # OGDM
+    steps = args.epochs * len(dataloader)  # OGDM
+    observer = Observer(config, schedule, images.channels, images.size, device=accelerator.device, steps=steps)  # OGDM
 
     for epoch in range(args.epochs):
         for index in dataloader:

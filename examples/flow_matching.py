@@ -51,14 +51,15 @@ def main(argv: list[str] | None = None) -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--steps", type=int, default=3000, help="(default: %(default)s)")
     p.add_argument("--batch", type=int, default=128, help="images per step (default: %(default)s)")
-    p.add_argument("--gamma", type=float, default=0.1, help="weight of the emission loss (default: %(default)s)")
+    p.add_argument("--rho", type=float, default=OGDMConfig.rho, help="strength of OGDM (default: %(default)s)")
     p.add_argument("--output", type=Path, default=Path("out/flow_matching.png"), help="(default: %(default)s)")
     args = p.parse_args(argv)
 
     torch.manual_seed(0)
     data, net, schedule = digits().all(), Velocity(), RectifiedFlow()
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
-    observer = Observer(OGDMConfig(k=0.4, gamma=args.gamma, t_max=0.7, d_kind="light"), schedule, channels=1, size=8)
+    config = OGDMConfig(rho=args.rho, d_kind="light")
+    observer = Observer(config, schedule, channels=1, size=8, steps=args.steps)
     for step in range(args.steps):
         rate = 1 - step / args.steps  # of both networks, falls to 0
         optimizer.param_groups[0]["lr"] = 1e-3 * rate
@@ -66,15 +67,18 @@ def main(argv: list[str] | None = None) -> None:
         eps, t = torch.randn_like(x_0), torch.rand(len(x_0))
         x_t = schedule.diffuse(x_0, eps, t)
         v = net(x_t, t)
-        matching = (v - (eps - x_0)).square().mean()
+        matching = (v - (eps - x_0)).square().flatten(1).mean(1)  # per sample
         eps_t = to_eps(v, x_t, t, schedule)
-        emission = observer.observe(x_0=x_0, eps=eps, x_t=x_t, t=t, eps_t=eps_t).mean()
+        emission = observer.observe(x_0=x_0, eps=eps, x_t=x_t, t=t, eps_t=eps_t, transition=matching)
         optimizer.zero_grad()
-        (matching + emission).backward()
+        (matching + emission).mean().backward()
         optimizer.step()
         observer.step(lr_scale=rate)
         if (step + 1) % 100 == 0:
-            print(f"step {step + 1}: flow matching {matching:.4f}, gamma x emission {emission:.4f}", flush=True)
+            print(
+                f"step {step + 1}: flow matching {matching.mean():.4f}, gamma x emission {emission.mean():.4f}",
+                flush=True,
+            )
 
     def eps_fn(x: Tensor, t: Tensor) -> Tensor:
         return to_eps(net(x, t), x, t, schedule)

@@ -64,7 +64,7 @@ def main(argv: list[str] | None = None) -> None:
     p.add_argument("--data", type=Path, help="a file with a tensor of images (default: scikit-learn's digits)")
     p.add_argument("--steps", type=int, default=2000, help="(default: %(default)s)")
     p.add_argument("--batch", type=int, default=64, help="images per step (default: %(default)s)")
-    p.add_argument("--gamma", type=float, default=0.1, help="weight of the emission loss (default: %(default)s)")
+    p.add_argument("--rho", type=float, default=OGDMConfig.rho, help="strength of OGDM (default: %(default)s)")
     p.add_argument("--output", type=Path, default=Path("out/loop.png"), help="(default: %(default)s)")
     args = p.parse_args(argv)
 
@@ -75,8 +75,8 @@ def main(argv: list[str] | None = None) -> None:
     net, schedule = Net(channels).to(device), DiscreteVP.linear(T=1000)
     optimizer = torch.optim.Adam(net.parameters(), lr=2e-3)
 
-    config = OGDMConfig(k=0.4, gamma=args.gamma, t_max=0.7, d_kind="light")  # for small images
-    observer = Observer(config, schedule, channels, size, device=device)
+    config = OGDMConfig(rho=args.rho, d_kind="light")  # for small images
+    observer = Observer(config, schedule, channels, size, device=device, steps=args.steps)
 
     for step in range(args.steps):
         rate = 1 - step / args.steps  # of both networks, falls to 0

@@ -32,12 +32,11 @@ class OGDMConfig:
     """Settings of observation-guided training. A bad value raises ValueError at once."""
 
     # fmt: off
-    projection: str     = _setting("euler", "solver step Phi that projects x_t to x_{t-s}; split: Euler's up to t_split, Heun's from there to t_max", choices=("euler", "heun", "split"))
-    k: float            = _setting(0.2, "lookahead range: s ~ U(1, min(t, floor(k T)))", low=0, high=1)
-    gamma: float        = _setting(0.025, "weight of the emission loss", low=0.0)
-    t_max: float        = _setting(1.0, "highest t whose emission loss counts, as a fraction of T", low=0.0, high=1.0)
-    t_split: float      = _setting(0.5, "split: highest t whose projection is Euler's, as a fraction of T", low=0.0, high=1.0)
-    split_weight: float = _setting(0.3, "split: weight of the emission loss above t_split, as a multiple of gamma", low=0.0)
+    projection: str     = _setting("euler", "solver step Phi that projects x_t to x_{t-s}", choices=("euler", "heun"))
+    k: float            = _setting(0.4, "lookahead range: s ~ U(1, min(t, floor(k T)))", low=0, high=1)
+    rho: float          = _setting(20.0, "strength of the observation: the bound of its loop gain, from which each sample has its gamma", low=0.0)
+    plain_end: float    = _setting(0.33, "last part of the run that trains on the plain loss alone, as a fraction; needs a known end", low=0.0, high=1.0)
+    gamma: float | None = _setting(None, "a fixed weight of the emission loss, as in the paper, in place of rho and plain_end", low=0.0)
     adversarial: str    = _setting("nonsaturating", "adversarial form: the paper's, or the hinge loss", choices=("nonsaturating", "hinge"))
     r1: float           = _setting(0.01, "weight of R1, the squared gradient norm of D at real data", low=0.0)
     r1_every: int       = _setting(16, "steps between R1 penalties; the weight is multiplied by it", low=1)
@@ -72,25 +71,26 @@ class OGDMConfig:
         unknown = sorted(set(given) - set(names))
         if unknown:
             raise ValueError(f"unknown OGDM setting {unknown[0]!r}; known are {', '.join(names)}")
-        return cls(**recipe(mapping.get("recipe") or usual_recipe(backbone), backbone) | given)
+        return cls(**recipe(mapping.get("recipe") or "default", backbone) | given)
 
 
 # Defaults by name, for all backbones ("") or one of them.
-# default   the dataclass as it stands: the paper's k and gamma; its name was "ours"
-# release   what the authors' released code sets where the paper is silent; no LDM code was
-#           released, ADM's settings stand in (docs/lab/choices.md)
-# small     small images and short fine-tunes (docs/settings.md)
-RELEASE = {"adversarial": "hinge", "r1": 0.25, "r1_every": 1, "d_lr": 1e-4, "d_mapping_lr": 0.01}
+# default   the dataclass as it stands: rho gives each sample its weight; its name was "ours"
+# release   the paper's k and gamma, and what the authors' released code sets where the paper is silent; no
+#           LDM code was released, ADM's settings stand in (docs/lab/choices.md)
+RELEASE = {
+    "k": 0.2,
+    "gamma": 0.025,
+    "adversarial": "hinge",
+    "r1": 0.25,
+    "r1_every": 1,
+    "d_lr": 1e-4,
+    "d_mapping_lr": 0.01,
+}
 RECIPES: dict[str, dict[str, dict[str, Any]]] = {
     "default": {"": {}},
     "release": {"": RELEASE, "edm": RELEASE | {"r1": 1.0, "d_lr": 1e-3, "augment_labels": "drop"}},
-    "small": {"": {"k": 0.4, "gamma": 0.1, "t_max": 0.7, "d_kind": "light", "fused": True}},
 }
-
-
-def usual_recipe(backbone: str = "") -> str:
-    """The recipe that a backbone has where none is named."""
-    return "small" if backbone == "diffusers" else "default"
 
 
 def recipe(name: str, backbone: str = "") -> dict[str, Any]:
@@ -98,8 +98,8 @@ def recipe(name: str, backbone: str = "") -> dict[str, Any]:
     name = "default" if name == "ours" else name
     if name not in RECIPES:
         raise ValueError(f"unknown recipe {name!r}; use one of {', '.join(RECIPES)}")
-    by_size = {"d_kind": "auto"} if backbone == "diffusers" else {}
-    return RECIPES[name].get(backbone, RECIPES[name][""]) | by_size
+    ours = {"d_kind": "auto", "fused": True} if backbone == "diffusers" else {}
+    return RECIPES[name].get(backbone, RECIPES[name][""]) | ours
 
 
 def allowed(f: Field) -> str:
@@ -109,7 +109,7 @@ def allowed(f: Field) -> str:
         return " or ".join(m["choices"])
     if isinstance(f.default, bool):
         return "true or false"
-    kind = "a whole number" if isinstance(f.default, int) else "a number"
+    kind = "a whole number" if isinstance(f.default, int) else "a number"  # None: a number that may be left out
     if m["above"] is not None:
         return f"{kind} > {m['above']:g}"
     if m["high"] is None:
@@ -130,6 +130,8 @@ def parse_bool(value: object) -> bool:
 def check(f: Field, value: Any) -> Any:
     """The value in the setting's own type; ValueError where it is not allowed."""
     m = f.metadata
+    if f.default is None and str(value).lower() == "none":
+        return None
     bad = ValueError(f"OGDM setting {f.name}: {value!r} is not allowed; expected {allowed(f)}")
     try:
         if isinstance(f.default, bool):
@@ -140,7 +142,7 @@ def check(f: Field, value: Any) -> Any:
             if not isinstance(value, str) and int(value) != value:
                 raise bad
             value = int(value)
-        elif isinstance(f.default, float):
+        elif f.default is None or isinstance(f.default, float):
             value = float(value)
             if not math.isfinite(value):
                 raise bad

@@ -12,14 +12,11 @@ from dataclasses import Field, fields
 from functools import partial
 from typing import Any
 
-from .config import RECIPES, OGDMConfig, check, parse_bool, usual_recipe
+from .config import RECIPES, OGDMConfig, check, parse_bool
 
 PREFIX = "ogdm"
 SWITCH_HELP = "train with observation guidance"
-RECIPE_HELP = (
-    "defaults of the other settings: the paper's k and gamma, the released code's, or those for "
-    "small images and short fine-tunes (default: {})"
-)
+RECIPE_HELP = "defaults of the other settings: ours, or the paper's and its released code's (default: {})"
 RECIPE_NAMES = (*RECIPES, "ours")  # the old name of "default"
 
 
@@ -63,7 +60,7 @@ def add_arguments(
         group.add_argument(
             f"--{PREFIX}", nargs="?", const=True, default=False, type=typed, metavar="BOOL", help=SWITCH_HELP
         )
-    usual = RECIPE_HELP.format("the values below" if defaults else usual_recipe(backbone))
+    usual = RECIPE_HELP.format("the values below" if defaults else "default")
     names = [f"--{PREFIX}-recipe", f"--{PREFIX}_recipe"]
     group.add_argument(*names, choices=RECIPE_NAMES, metavar="|".join(RECIPES), help=usual)
     for f in (f for f in fields(OGDMConfig) if f.name not in without):
@@ -82,7 +79,7 @@ def click_options(command: Callable) -> Callable:
         words, typed = _help_of(f, OGDMConfig()), _typed(partial(check, f), click.BadParameter)
         command = click.option(*_names(f), type=typed, **words, **optional)(command)
     names, kind = [f"--{PREFIX}-recipe", f"--{PREFIX}_recipe"], click.Choice(RECIPE_NAMES)
-    usual = RECIPE_HELP.format(usual_recipe())
+    usual = RECIPE_HELP.format("default")
     command = click.option(*names, type=kind, metavar="|".join(RECIPES), help=usual)(command)
     return click.option(f"--{PREFIX}", default=False, type=click.BOOL, metavar="BOOL", help=SWITCH_HELP, **switch)(
         command
@@ -97,7 +94,7 @@ def _names(f: Field) -> list[str]:
 def _help_of(f: Field, plain: OGDMConfig) -> dict[str, Any]:
     """A flag's metavar and help text, for argparse and click alike."""
     return {
-        "metavar": "|".join(f.metadata["choices"]) or type(f.default).__name__.upper(),
+        "metavar": "|".join(f.metadata["choices"]) or type(0.0 if f.default is None else f.default).__name__.upper(),
         "help": f"{f.metadata['help']} (default: {getattr(plain, f.name)})",
     }
 

@@ -8,8 +8,7 @@ A trainer touches the method in four places:
     state = observer.state_dict()                                 # 4. save and load it
 
 The trainer's own forward pass is handed over, not repeated: Euler's projection costs no evaluation
-of the denoiser, Heun's one, split's one for the samples that it projects by Heun's step, D's step
-none. The observer never touches the global random state.
+of the denoiser, Heun's one, D's step none. The observer never touches the global random state.
 """
 
 import contextlib
@@ -19,7 +18,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
 from . import distributed
 from .checkpoints import differences, format_differences
@@ -28,7 +26,7 @@ from .discriminator import KINDS
 from .losses import emission_loss, fake_loss, r1_penalty, real_loss
 from .random import replayed, seed_of, torch_state
 from .schedule import Schedule, expand
-from .solvers import ConditionalEpsFn, project, step, under
+from .solvers import ConditionalEpsFn, project, reach, under
 
 STATE_VERSION = 1
 DArguments = tuple[Tensor, Tensor, Tensor | None]  # what D is told beside x: unit t, unit s, label
@@ -53,6 +51,7 @@ class Observer:
     schedule   noise schedule of the denoiser
     channels   of the (latent) images [N, channels, size, size]
     labels     number of classes that D is conditioned on, 0 for none
+    steps      length of the run, for config.plain_end; None where it is not known
     build      makes D from (channels, size, labels, width); by default config.d_kind's, for images.
                With d_mapping_lr other than 1 it needs `mapping_parameters()`
     """
@@ -66,6 +65,7 @@ class Observer:
         labels: int = 0,
         device: torch.device | str = "cpu",
         build: Callable[..., torch.nn.Module] | None = None,
+        steps: float | None = None,
     ):
         schedule.longest_lookahead(config.k)  # raises where k is too small
         self.config, self.schedule, self.device = config, schedule, torch.device(device)
@@ -79,12 +79,18 @@ class Observer:
                        "d_kind": config.d_kind, "d_width": config.d_width}  # fmt: skip
         distributed.broadcast(self.D.parameters())
         self.optimizer = torch.optim.Adam(self._parameter_groups(), lr=config.d_lr, fused=True)
-        self.steps = 0
+        self.steps, self.total_steps = 0, steps
         self.skipped = torch.zeros((), device=self.device)
         self.per_sample: dict[str, Tensor] = {}
         self._pending: list[_Observation] = []
         self._sums: dict[str, tuple[Any, int]] = {}  # of per_sample, and how many they are of
         self._generator = torch.Generator(self.device)
+
+    @property
+    def watching(self) -> bool:
+        """Whether this step observes: always with a fixed gamma, with rho until the plain end of the run."""
+        c, total = self.config, self.total_steps
+        return c.gamma is not None or not total or self.steps < (1 - c.plain_end) * total
 
     # ---- 2. the emission term -----------------------------------------------------------------
 
@@ -101,35 +107,39 @@ class Observer:
         label: Tensor | None = None,
         s: Tensor | None = None,
         rng: list[Tensor] | None = None,
+        transition: Tensor | None = None,
     ) -> Tensor:
         """Returns gamma L_emission [N] and queues this microbatch for the next `step`.
+
+        In the plain end of a run it returns zeros and queues nothing.
 
         x_0, eps   the clean images and the unit noise behind x_t = a_t x_0 + b_t eps
         x_t, t     the denoiser's input [N, C, H, W] and its time [N] in the schedule's own terms
         eps_t      the denoiser's output at (x_t, t), from the trainer's own forward pass
         eps_fn     the denoiser as a function of (x, t), or of (x, t, cond) with a condition; only
-                   Heun's projection and split call it, once
-        cond       the denoiser's condition, whatever it is: tensors [N, ...], alone or in dicts, lists
-                   and tuples; split hands over the rows of the samples that it evaluates again
+                   Heun's projection calls it, once
+        cond       the denoiser's condition, whatever it is
         label      what D is conditioned on: classes [N] or one-hot [N, labels]
         s          lookahead [N]; drawn if absent
         rng        `random.torch_state` before the trainer's forward pass. Heun's second pass then
                    has the dropout masks of the first, because both evaluations belong to one step
-                   of one network. `split` evaluates a part of the batch, so its masks differ
+                   of one network
+        transition the trainer's own loss per sample [N], from which rho knows how much an error of eps
+                   costs at t; absent, the loss is the pixels' mean of (eps_t - eps)^2
         """
         c, schedule = self.config, self.schedule
+        if not self.watching:
+            return x_t.new_zeros(len(t), dtype=torch.float32)
         with torch.no_grad():
             if s is None:
                 seed = seed_of(c.seed, distributed.rank(), self.steps, len(self._pending))
                 s = schedule.sample_lookahead(t, c.k, self._generator.manual_seed(seed))
             u = schedule.lookahead(t, s)
             real = schedule.whiten(schedule.diffuse(x_0.float(), eps.float(), u), u)
-            unit_t = schedule.unit_time(t)
-            counts, high = unit_t <= c.t_max, unit_t > c.t_split
-        second = eps_fn and replayed(rng, self.device)(eps_fn)
-        fake = self._project(x_t.float(), t, u, eps_t.float(), second, cond, high & counts)
+        second = eps_fn and under(replayed(rng, self.device)(eps_fn), cond)
+        fake = project(c.projection, schedule, x_t.float(), t, u, eps_t.float(), second)
         fake = schedule.whiten(fake.float(), u)
-        d_args = (unit_t, schedule.unit_lookahead(s), label)
+        d_args = (schedule.unit_time(t), schedule.unit_lookahead(s), label)
         if c.fused and torch.is_grad_enabled():
             emission, logit = self._observe_fused(fake, d_args)
         else:
@@ -138,29 +148,27 @@ class Observer:
             emission = emission_loss(logit, c.adversarial)
         if torch.is_grad_enabled():
             self._pending.append(_Observation(real, fake.detach(), t, d_args, emission.detach(), logit.detach()))
-        if c.t_max < 1:
-            emission = emission * counts
-        if c.projection == "split":
-            emission = emission * torch.where(high, c.split_weight, 1.0)
-        return c.gamma * emission
+        return self._weight(t, u, eps_t, eps, transition) * emission
 
-    def _project(
-        self, x_t: Tensor, t: Tensor, u: Tensor, eps_t: Tensor, eps_fn: ConditionalEpsFn | None, cond: Any, high: Tensor
-    ) -> Tensor:
-        """f_theta(x_t) [N, ...] by the solver of the settings.
+    def _weight(self, t: Tensor, u: Tensor, eps_t: Tensor, eps: Tensor, transition: Tensor | None) -> Tensor | float:
+        """gamma: the fixed one, or [N] for each sample
 
-        `split` is Heun's step for the samples that `high` [N] marks, which alone are evaluated
-        again, each under its own part of the condition, and Euler's step for the others.
+            gamma = rho w / (slope n (1 + J^2)),   n = C H W
+
+        with w the weight of the pixels' mean of (eps_t - eps)^2 in the trainer's loss, J the reach of the
+        projection and slope that of the emission loss where D is at chance. D asks for a shift of the
+        projection and eps moves it by J, so that what comes back, the loop gain gamma slope n J^2 / w, is
+        below rho for every t, s, image size, schedule and loss.
         """
-        if self.config.projection != "split" or eps_fn is None:
-            solver = "euler" if self.config.projection == "euler" else "heun"  # which raises without eps_fn
-            return project(solver, self.schedule, x_t, t, u, eps_t, eps_fn and under(eps_fn, cond))
-        x_u, rows = step(self.schedule, x_t, eps_t, t, u), high.nonzero()[:, 0]
-        if len(rows) == 0:
-            return x_u
-        x_t, t, u, eps_t, cond = tree_map_only(Tensor, lambda v: v[rows], (x_t, t, u, eps_t, cond))
-        heun = project("heun", self.schedule, x_t, t, u, eps_t, under(eps_fn, cond))
-        return x_u.index_copy(0, rows, heun)
+        if self.config.gamma is not None:
+            return self.config.gamma
+        J = reach(self.config.projection, self.schedule, t, u)
+        w: Tensor | float = 1.0
+        if transition is not None:
+            error = (eps_t.detach().float() - eps).square().flatten(1).mean(1)
+            w = transition.detach().float() / error.clamp(min=1e-12)
+        slope = 1.0 if self.config.adversarial == "hinge" else 0.5
+        return (self.config.rho * w / (slope * eps[0].numel() * (1 + J**2))).float()
 
     def _observe_fused(self, fake: Tensor, d_args: DArguments) -> tuple[Tensor, Tensor]:
         """One pass of D over the fakes for both updates.
@@ -189,8 +197,12 @@ class Observer:
         Minimises L_D + r1 ||grad D(real)||^2, averaged over samples and ranks; R1 is taken every
         `r1_every` steps with its weight multiplied by it. D's learning rate is d_lr * lr_scale,
         with lr_scale the trainer's own rate over its base rate: D follows the trainer's schedule.
-        A gradient that is not finite is skipped and counted, on device.
+        A gradient that is not finite is skipped and counted, on device. In the plain end of a run only the
+        steps are counted.
         """
+        if not self.watching:
+            self.steps, self.per_sample = self.steps + 1, {}
+            return
         if not self._pending:
             raise RuntimeError("observer.step() needs at least one observe() before it")
         c = self.config
@@ -248,8 +260,7 @@ class Observer:
         }
 
     def stats(self) -> dict[str, float]:
-        """Means since the last call, on this rank. This is the only host synchronisation, except
-        that `split` must find the samples that it evaluates twice."""
+        """Means since the last call, on this rank. This is the only host synchronisation."""
         means = {name: float(total) / count for name, (total, count) in self._sums.items()}
         self._sums = {}
         return means | {"skipped": float(self.skipped)}

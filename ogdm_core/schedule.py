@@ -60,10 +60,13 @@ class Schedule(ABC):
         """x_t = a_t x_0 + b_t eps."""
         return expand(self.a(t), x_0) * x_0 + expand(self.b(t), x_0) * eps
 
+    def scale(self, t: Tensor) -> Tensor:
+        """Standard deviation of x_t, sqrt(a_t^2 sigma_data^2 + b_t^2)."""
+        return (self.a(t) ** 2 * self.sigma_data**2 + self.b(t) ** 2).sqrt()
+
     def whiten(self, x_t: Tensor, t: Tensor) -> Tensor:
-        """x_t over its standard deviation sqrt(a_t^2 sigma_data^2 + b_t^2): about unit variance."""
-        scale = (self.a(t) ** 2 * self.sigma_data**2 + self.b(t) ** 2).sqrt()
-        return x_t / expand(scale, x_t)
+        """x_t over its standard deviation: about unit variance."""
+        return x_t / expand(self.scale(t), x_t)
 
     def prior(self, noise: Tensor) -> Tensor:
         """x_T from standard normal noise."""

@@ -56,3 +56,20 @@ def project(
     eps_u = eps_fn(x_u, schedule.network_time(u))
     eps_u = torch.where(expand(u == 0, x_t) > 0, eps_t, eps_u)
     return step(schedule, x_t, (eps_t + eps_u) / 2, t, u)
+
+
+def reach(projection: str, schedule: Schedule, t: Tensor, u: Tensor) -> Tensor:
+    """|J| [N], how far the whitened projection moves per unit of eps_t.
+
+        Euler   J = a_u (sigma_t - sigma_u) / scale_u
+        Heun    J (1 - kappa) / 2,   kappa = a_u (sigma_t - sigma_u) b_u / scale_u^2
+
+    Heun's step depends on eps_t directly and through the point at which eps_u is asked for. kappa is the
+    second way's share for data of variance sigma_data^2, whose best eps_u(x) is x b_u / scale_u^2.
+    """
+    scale = schedule.scale(u)
+    euler = schedule.a(u) * (schedule.sigma(t) - schedule.sigma(u)) / scale
+    if projection == "euler":
+        return euler
+    kappa = euler * schedule.b(u) / scale
+    return torch.where(u == 0, euler, (euler * (1 - kappa) / 2).abs())

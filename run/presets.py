@@ -1,4 +1,4 @@
-"""Experiments as data: Tables 5 and 6 of the paper, OGDM's settings at the tables' CPU scales, the quickstart's."""
+"""Experiments as data: Tables 5 and 6 of the paper, the quickstart's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ QUICKSTART = Path(__file__).with_name("quickstart")
 
 @dataclass(frozen=True)
 class Preset:
-    """One row of Table 5. `projection`, `k` and `gamma` are None for a baseline."""
+    """One row of Table 5. `projection`, `k` and `gamma` are None for a baseline; k and gamma alone are our defaults."""
 
     name: str  # DATASET-BACKBONE[-cond]-TRAINING
     dataset: str  # cifar10 | celeba64 | lsun-church
@@ -90,20 +90,6 @@ DISCRETISATION = {
     "lsun-church-ldm": {"euler": "linear", "s-pndm": "quadratic", "f-pndm": "quadratic"},
 }
 
-# The tables' CPU scales: DATA-BACKBONE[-cond][-heun] -> OGDM's settings, chosen by trial (docs/lab).
-CPU_OGDM: dict[str, dict[str, Any]] = {
-    "digits-adm":      {"k": 0.5,  "gamma": 0.06,  "t_max": 0.7},
-    "digits-edm":      {"k": 0.5,  "gamma": 0.12},
-    "digits-edm-heun": {"k": 0.2,  "gamma": 0.025},
-    "digits-edm-cond": {"k": 0.3,  "gamma": 1.2},
-    "digits-ldm":      {"k": 0.25, "gamma": 0.1,   "t_max": 0.7},
-    "mnist-adm":       {"k": 0.35, "gamma": 0.12,  "t_max": 0.45},
-    "mnist-edm":       {"k": 0.5,  "gamma": 0.12},
-    "mnist-edm-heun":  {"k": 0.2,  "gamma": 0.025},
-    "mnist-edm-cond":  {"k": 0.3,  "gamma": 1.2},
-    "mnist-ldm":       {"k": 0.25, "gamma": 0.1,   "t_max": 0.7},
-}  # fmt: skip
-
 
 # What the quickstart trains and scores: per data set, the flags of each command. run/sweep.sh starts from them.
 # model       the baseline that both fine-tunes start from
@@ -111,11 +97,8 @@ CPU_OGDM: dict[str, dict[str, Any]] = {
 # finetune    flags of ogdm_core.diffusers for both fine-tunes
 # steps       length of each fine-tune
 # samples     images per sampler and NFE
-# ogdm        settings of the OGDM fine-tune; the hinge form has half of gamma
-# unsplit     the same for another projection than split
-# times       time grid per cell, chosen by the control's seed 0: among linear and quadratic for Euler and PNDM,
-#             among all four otherwise. Cells that are not listed use the model's grid.
-# ogdm_times  cells for which OGDM's seed 0 is best on another grid
+# times       time grid per cell, for both models, chosen by the control's seed 0: among linear and quadratic for
+#             Euler and PNDM, among all four otherwise. Cells that are not listed use the model's grid.
 EXPERIMENTS: dict[str, dict[str, Any]] = {
     "mnist": {
         "model": QUICKSTART / "baseline-mnist",
@@ -128,11 +111,9 @@ EXPERIMENTS: dict[str, dict[str, Any]] = {
             "anneal": True,
             "x0_weight": 5,
         },
-        "finetune": {"lr": 4e-4, "x0_weight": 100, "ema": 0.996, "anneal": True},
+        "finetune": {"lr": 4e-4, "ema": 0.996, "anneal": True},
         "steps": 1200,
         "samples": 2500,
-        "ogdm": {"projection": "split", "k": 0.3, "gamma": 0.15, "t_max": 0.85, "d_kind": "light", "fused": True},
-        "unsplit": {"k": 0.3, "gamma": 0.08, "t_max": 0.45, "d_kind": "light", "fused": True},
         "times": {
             "euler-25": "quadratic",
             "f-pndm-15": "quadratic",
@@ -143,7 +124,6 @@ EXPERIMENTS: dict[str, dict[str, Any]] = {
             "unipc-5": "quadratic",
             "unipc-10": "karras",
         },
-        "ogdm_times": {"dpmpp-2m-10": "quadratic", "unipc-10": "quadratic"},
     },
     "digits": {
         "model": QUICKSTART / "baseline-digits",
@@ -151,9 +131,7 @@ EXPERIMENTS: dict[str, dict[str, Any]] = {
         "finetune": {"lr": 1e-4, "ema": 0.995, "anneal": True},
         "steps": 2000,
         "samples": 2500,
-        "ogdm": {"k": 0.35, "gamma": 0.06, "t_max": 0.7, "d_kind": "light", "fused": True},
         "times": {},
-        "ogdm_times": {},
     },
 }
 

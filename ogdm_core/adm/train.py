@@ -99,7 +99,7 @@ class ObservedDiffusion:
         emission = self._observer.observe(
             x_0=x_start, eps=noise, x_t=seen.x, t=t + 1,
             eps_t=to_eps(d, seen.output, seen.x, t), eps_fn=make_eps_fn(d, model, kwargs), cond=kwargs,
-            label=kwargs.get("y"), rng=seen.rng,
+            label=kwargs.get("y"), rng=seen.rng, transition=losses.get("mse", losses["loss"]),
         )  # fmt: skip
         return losses | {"loss": losses["loss"] + emission}
 
@@ -131,6 +131,7 @@ class ObservedLoop(Upstream):
         self.observer = Observer(
             config, schedule_of(self.diffusion), self.model.in_channels, self.model.image_size,
             labels=self.model.num_classes or 0, device=dist_util.dev(),
+            steps=self.lr_anneal_steps,  # at which upstream ends; 0: never
         )  # fmt: skip
         self.diffusion = ObservedDiffusion(self.diffusion, self.observer)
         self.data = resume.ReplayableData(self.data)
@@ -169,8 +170,8 @@ class ObservedLoop(Upstream):
             return
         self.observer.step(scale)
         # Means and quartiles of t for the observer's numbers, as upstream does for its losses.
-        values = dict(self.observer.per_sample)
-        train_util.log_loss_dict(self.diffusion, values.pop("t") - 1, values)
+        if values := dict(self.observer.per_sample):  # empty in the plain end of a run
+            train_util.log_loss_dict(self.diffusion, values.pop("t") - 1, values)
         logger.logkv("d_skipped", float(self.observer.skipped))
         if self.step % self.log_interval == 0:
             self._stop_if_not_finite()

@@ -108,6 +108,6 @@ def training_loss(
         x_0=x_0, eps=eps, x_t=x_t, t=t, eps_t=to_eps(prediction, x_t, t, schedule, kind),
         # Past DDP's wrapper: a second pass must not announce another backward.
         eps_fn=make_eps_fn(getattr(unet, "module", unet), schedule, kind), cond=cond, label=label,
-        rng=network.rng,
+        rng=network.rng, transition=error.flatten(1).mean(1),
     )  # fmt: skip
     return transition + emission.mean(), transition.detach()

@@ -143,7 +143,7 @@ class Trainer:
             shape = (images.channels, images.size, self.classes)
             if self.config.d_kind == "auto":
                 self.config = choose_d(self.config, self.unet, *shape)
-            self.observer = Observer(self.config, self.schedule, *shape, self.accelerator.device)
+            self.observer = Observer(self.config, self.schedule, *shape, self.accelerator.device, steps=a.steps)
             mine, theirs = parameters_of(self.observer.D), parameters_of(self.unet)
             self.accelerator.print(f"D: {self.config.d_kind}, {mine:,} parameters; the denoiser has {theirs:,}")
 

@@ -92,10 +92,10 @@ class RecordedLoss:
     def __call__(self, net, images, labels=None, augment_pipe=None) -> Tensor:
         network, pipe = Recorder(net), augment_pipe and Recorder(augment_pipe)
         loss = self.loss_fn(net=network, images=images, labels=labels, augment_pipe=pipe)
-        self.emission = expand(self._observe(network, pipe.output[0] if pipe else images), loss)
+        self.emission = expand(self._observe(network, pipe.output[0] if pipe else images, loss), loss)
         return loss
 
-    def _observe(self, seen: Recorder, y: Tensor) -> Tensor:
+    def _observe(self, seen: Recorder, y: Tensor, loss: Tensor) -> Tensor:
         """gamma L_emission [N] of the recorded pass."""
         sigma, labels = seen.args
         cond = {"class_labels": labels, **seen.kwargs}
@@ -109,6 +109,7 @@ class RecordedLoss:
         return self.observer.observe(
             x_0=y, eps=to_eps(y, seen.x, sigma), x_t=seen.x, t=sigma.flatten(), eps_t=eps_t,
             eps_fn=eps_fn, cond=cond, label=labels if self.net.label_dim else None, rng=seen.rng,
+            transition=loss.flatten(1).mean(1),
         )  # fmt: skip
 
     def __reduce__(self):
@@ -120,13 +121,14 @@ class Session:
 
     def __init__(
         self, config: OGDMConfig, net, loss_fn: Callable[..., Tensor], optimizer: Optimizer,
-        seed: int = 0, fine_tuned: bool = False,
+        seed: int = 0, fine_tuned: bool = False, steps: float | None = None,
     ):  # fmt: skip
         self.net, self.optimizer, self.seed, self.fine_tuned = net, optimizer, seed, fine_tuned
         self.device = next(net.parameters()).device
         self.observer = Observer(
-            config, schedule_of(net), net.img_channels, net.img_resolution, labels=net.label_dim, device=self.device
-        )
+            config, schedule_of(net), net.img_channels, net.img_resolution, labels=net.label_dim, device=self.device,
+            steps=steps,
+        )  # fmt: skip
         self.loss_fn = RecordedLoss(loss_fn, net, self.observer)
         self.last: dict[str, float] = {}
         self._checked = (0, 0)  # D's steps and skipped steps at the last tick
@@ -193,12 +195,12 @@ class Session:
 
 def session(
     ogdm: dict[str, Any] | None, net, loss_fn: Callable[..., Tensor], optimizer: Optimizer,
-    seed: int, resume_pkl: str | None, state: dict[str, Any] | None,
+    seed: int, resume_pkl: str | None, state: dict[str, Any] | None, steps: float,
 ) -> Session | None:  # fmt: skip
-    """The loop's observer with the settings of --ogdm, None without."""
+    """The observer of a loop of so many steps with the settings of --ogdm, None without."""
     if ogdm is None:
         return None
     if resume_pkl is not None and state is None:
         print_once("OGDM: a snapshot carries no discriminator; a new one is trained beside it.")
     fine_tuned = resume_pkl is not None if state is None else state["fine_tuned"]
-    return Session(OGDMConfig.from_mapping(ogdm), net, loss_fn, optimizer, seed, fine_tuned)
+    return Session(OGDMConfig.from_mapping(ogdm), net, loss_fn, optimizer, seed, fine_tuned, steps)

@@ -93,8 +93,9 @@ class ObservedModel(Upstream):
         """Builds the observer, when the process group and the device are known."""
         if stage == "fit" and self.observer is None:
             self.observer = Observer(
-                self.ogdm, schedule_of(self), self.channels, self.image_size, classes_of(self), self.device
-            )
+                self.ogdm, schedule_of(self), self.channels, self.image_size, classes_of(self), self.device,
+                steps=max(self.trainer.max_steps, 0),  # -1: no end
+            )  # fmt: skip
             print_once(f"OGDM: a new discriminator, {self.ogdm.to_dict()}")
 
     def configure_callbacks(self) -> list:
@@ -137,10 +138,12 @@ class ObservedModel(Upstream):
         seen = Recorder(self.apply_model)
         with patch.object(self, "apply_model", seen):  # upstream's loss calls it once
             loss, loss_dict = super().p_losses(x_start, cond, t, noise)
+        target = noise if self.parameterization == "eps" else x_start
+        error = self.get_loss(seen.output.detach(), target, mean=False).flatten(1).mean(1)
         emission = self.observer.observe(
             x_0=x_start, eps=noise, x_t=seen.x, t=t + 1,
             eps_t=to_eps(self, seen.output, seen.x, t), eps_fn=make_eps_fn(self), cond=cond,
-            label=label, rng=seen.rng,
+            label=label, rng=seen.rng, transition=self.l_simple_weight * error / self.logvar.to(error.device)[t].exp(),
         )  # fmt: skip
         return loss + emission.mean(), loss_dict
 
@@ -182,7 +185,7 @@ class ObservedModel(Upstream):
 def observed(observer: Observer) -> dict[str, float]:
     """The observer's numbers for the log: means, and L_emission and L_D by quartile of t."""
     numbers, values = observer.stats(), observer.per_sample
-    quartile = (4 * (values["t"] - 1)) // observer.schedule.T
+    quartile = (4 * (values["t"] - 1)) // observer.schedule.T if values else torch.empty(0)  # in the plain end of a run
     for q in quartile.unique().tolist():
         for name in ("emission", "d_loss"):
             numbers[f"{name}_q{q}"] = values[name][quartile == q].mean().item()

@@ -79,7 +79,8 @@ class Backbone(ABC):
             raise ValueError(problems[0])
         flags = self.training(preset, engine, data, out, init, seed)
         if preset.ogdm:  # what Table 5 says of the method; the rest are defaults, which a recipe may change
-            flags |= self.switch_on() | self.ogdm(projection=preset.projection, k=preset.k, gamma=preset.gamma)
+            said = {"projection": preset.projection, "k": preset.k, "gamma": preset.gamma}
+            flags |= self.switch_on() | self.ogdm(**{name: v for name, v in said.items() if v is not None})
         return self.command(engine, self.script, flags | dict(more or {}), out)
 
     @abstractmethod

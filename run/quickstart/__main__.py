@@ -59,7 +59,7 @@ def run_method(
         **(trainer_flags(args.config) if ogdm else {}),
     }
     scoring = {"data": args.data, "samples": args.samples}
-    if times := experiment["times"] | (experiment["ogdm_times"] if ogdm else {}):
+    if times := experiment["times"]:
         scoring["discretisation"] = ",".join(map("=".join, times.items()))
     made_of = json.dumps([train, scoring, fingerprint(baseline), classifier.name])
     key = hashlib.sha256(made_of.encode()).hexdigest()[:8]
@@ -85,10 +85,11 @@ def scores(folder: Path) -> dict[str, Any] | None:
 
 
 def observer_summary(folders: list[Path]) -> dict[str, Any]:
-    """D's mean accuracy over the second half of the OGDM fine-tunes, and a sentence that says what it means."""
+    """D's mean accuracy over the second half of the observation, and a sentence that says what it means."""
     accuracy = []
     for folder in folders:
         lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+        lines = [line for line in lines if "d_real_acc" in line]  # none in the plain end of a run
         lines = lines[len(lines) // 2 :]
         accuracy += [(line["d_real_acc"] + line["d_fake_acc"]) / 2 for line in lines]
     mean = sum(accuracy) / len(accuracy)

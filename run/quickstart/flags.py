@@ -18,7 +18,7 @@ from typing import Any
 
 from ogdm_core import flags
 from ogdm_core.cli import Parser, number, numbers
-from ogdm_core.config import OGDMConfig, recipe
+from ogdm_core.config import OGDMConfig
 from run.presets import EXPERIMENTS
 from run.provenance import cores
 
@@ -26,35 +26,19 @@ PROGRAM = "run/quickstart.sh"
 DATA = "mnist"
 
 
-def experiment_of(argv: Sequence[str], program: str, data: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The experiment of --data in `argv`, and the OGDM settings that hold where no flag gives one.
+def experiment_of(argv: Sequence[str], program: str, data: str) -> dict[str, Any]:
+    """The experiment of --data in `argv`, whose default is `data`; it decides other flags' defaults.
 
-    `data` is the command's own default. The other flags' defaults depend on these few, so they are
-    parsed first. Data that is not the quickstart's has the digits' experiment.
+    Data that is not the quickstart's has the digits' experiment.
     """
     p = Parser(prog=program, add_help=False)
     p.add_argument("--data", default=data)
-    for name in ("recipe", "projection", "adversarial"):
-        p.add_argument(f"--ogdm-{name}", f"--ogdm_{name}")
-    given, _ = p.parse_known_args(argv)
-    experiment = EXPERIMENTS.get(given.data, EXPERIMENTS["digits"])
-    if given.ogdm_recipe:
-        try:
-            recipe(given.ogdm_recipe)
-        except ValueError as error:
-            p.error(f"--ogdm-recipe: {error}")
-        return experiment, {"recipe": given.ogdm_recipe}
-    ogdm = experiment["ogdm"]
-    if "unsplit" in experiment and given.ogdm_projection not in (None, "split"):
-        ogdm = experiment["unsplit"]
-    if given.ogdm_adversarial == "hinge":
-        ogdm = ogdm | {"gamma": ogdm["gamma"] / 2}
-    return experiment, ogdm
+    return EXPERIMENTS.get(p.parse_known_args(argv)[0].data, EXPERIMENTS["digits"])
 
 
 def parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
     """Every flag, with the defaults that hold beside the flags in `argv`."""
-    experiment, ogdm = experiment_of(argv, PROGRAM, DATA)
+    experiment = experiment_of(argv, PROGRAM, DATA)
     p = Parser(prog=PROGRAM, description=__doc__)
     add, count = p.add_argument, number(int, 1)
     add("--out", type=Path, default=Path("out/quickstart"), help="folder to write (default: %(default)s)")
@@ -70,7 +54,7 @@ def parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
     add("--from-scratch", action="store_true", help="train a new baseline, do not use the shipped one")
     words = "fine-tunes, and cells of a score, side by side (default: %(default)s: one per core, at most 2)"
     add("--jobs", type=count, default=min(2, cores()), help=words)
-    flags.add_arguments(p, "diffusers", ogdm, switch=False)
+    flags.add_arguments(p, "diffusers", switch=False)
     return p
 
 
@@ -78,7 +62,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The flags; `config` holds the settings of the OGDM fine-tune."""
     args = parser(argv).parse_args(argv)
     args.control_steps = args.control_steps or args.steps
-    args.config = flags.from_args(args, "diffusers", experiment_of(argv, PROGRAM, DATA)[1])
+    args.config = flags.from_args(args, "diffusers")
     return args
 
 

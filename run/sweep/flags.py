@@ -1,10 +1,10 @@
 """Fine-tunes one diffusers model over a grid of OGDM's settings and compares FID with a plain
 fine-tune (the control) of the same length and seed.
 
-    run/sweep.sh --set k=0.1,0.2 --set gamma=0.01,0.025
+    run/sweep.sh --set k=0.2,0.4 --set rho=5,20
 
-writes sweep.json, sweep.md and sweep.png. k and gamma are swept unless --ogdm-k or --ogdm-gamma
-gives one value. Settings that are not swept are the quickstart's, or what the --ogdm- flags say.
+writes sweep.json, sweep.md and sweep.png. k and rho are swept unless --ogdm-k or --ogdm-rho
+gives one value. Settings that are not swept are the trainer's, or what the --ogdm- flags say.
 Options after -- are Snakemake's.
 """
 
@@ -21,7 +21,7 @@ from run.quickstart.flags import experiment_of
 
 PROGRAM = "run/sweep.sh"
 DATA = "digits"
-GRID = {"k": "0.05,0.1,0.2,0.35", "gamma": "0.005,0.01,0.025,0.06"}
+GRID = {"k": "0.1,0.2,0.4,0.6", "rho": "2,5,20,60"}
 CELLS = "euler-5,euler-10,s-pndm-10"
 
 
@@ -46,7 +46,7 @@ def combinations(grid: dict[str, list[str]]) -> list[dict[str, str]]:
 
 def parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
     """Every flag, with the defaults that hold beside the flags in `argv`."""
-    experiment, ogdm = experiment_of(argv, PROGRAM, DATA)
+    experiment = experiment_of(argv, PROGRAM, DATA)
     p = cli.Parser(prog=PROGRAM, description=__doc__)
     add, count = p.add_argument, cli.number(int, 1)
     words = f"values of a setting, as in --ogdm-NAME (default: {' '.join(f'{n}={v}' for n, v in GRID.items())})"
@@ -68,7 +68,7 @@ def parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
     add("--gpus", type=cli.number(int, 0, 2), default=0, help=words)
     add("--out", type=Path, default=Path("out/sweep"), help="folder to write (default: %(default)s)")
     add("--dry-run", action="store_true", help="print every command, run nothing")
-    flags.add_arguments(p, "diffusers", ogdm, switch=False)
+    flags.add_arguments(p, "diffusers", switch=False)
     for action in p._actions:
         if (name := action.dest.removeprefix("ogdm_")) in GRID:
             action.help = f"one value, which is not swept (default: swept over {GRID[name]})"
@@ -81,9 +81,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     p = parser(argv[:cut])
     args = p.parse_args(argv[:cut])
     args.native, args.out = argv[cut + 1 :], args.out.absolute()
-    args.experiment, defaults = experiment_of(argv[:cut], PROGRAM, DATA)
+    args.experiment = experiment_of(argv[:cut], PROGRAM, DATA)
     given = {name: value for name, value in vars(args).items() if name.startswith("ogdm_") and value is not None}
-    settings = defaults | {name.removeprefix("ogdm_"): value for name, value in given.items()}
+    settings = {name.removeprefix("ogdm_"): value for name, value in given.items()}
     swept = {name: str(settings[name]) if f"ogdm_{name}" in given else values for name, values in GRID.items()}
     for text in args.set:
         name, equals, values = text.partition("=")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from run import backbones
-from run.presets import CPU_OGDM, Preset
+from run.presets import Preset
 
 from . import paper
 
@@ -92,10 +92,6 @@ class Cpu(Scale):
         table = paper.table(number)
         return paper.with_controls(table, self.NFES) if number in self.TABLES else replace(table, cells=())
 
-    def ogdm(self, preset: Preset) -> dict[str, Any]:
-        """OGDM's settings for this network on this data."""
-        return CPU_OGDM[self.network(preset) + "-heun" * (preset.projection == "heun")]
-
     def network(self, preset: Preset) -> str:
         """The name of its baseline."""
         return f"{self.data}-{preset.backbone}" + "-cond" * preset.conditional
@@ -104,17 +100,13 @@ class Cpu(Scale):
         batch, images = backbones.get(preset.backbone).small_images[self.networks]
         if preset.training != "baseline":
             images = batch * self.FINETUNE_STEPS
-        said = {name: self.ogdm(preset)[name] for name in ("k", "gamma")} if preset.ogdm else {}
-        return replace(preset, batch=batch, images=images, **said)
+        return replace(preset, batch=batch, images=images, k=None, gamma=None)
 
     def training(self, preset: Preset, init: str, seed: int) -> dict[str, Any]:
         backbone = backbones.get(preset.backbone)
         rate = self.FINETUNE_RATE if init else self.BASELINE_RATE
         flags = backbone.small_training(self.networks, preset, init, self.size, rate)
-        if not preset.ogdm:
-            return flags
-        more = {name: value for name, value in self.ogdm(preset).items() if name not in ("k", "gamma")}
-        return flags | backbone.ogdm(d_kind="light", fused=True, **more, seed=seed)
+        return flags | (backbone.ogdm(d_kind="light", fused=True, seed=seed) if preset.ogdm else {})
 
     def shipped(self, preset: Preset) -> Path | None:
         file = SHIPPED / f"{self.network(preset)}.safetensors"

@@ -12,10 +12,9 @@ DEFAULT = OGDMConfig()
 OTHER = {
     "projection": ("heun", "heun"),
     "k": ("0.35", 0.35),
+    "rho": ("7", 7.0),
+    "plain_end": ("0.5", 0.5),
     "gamma": ("0.5", 0.5),
-    "t_max": ("0.7", 0.7),
-    "t_split": ("0.3", 0.3),
-    "split_weight": ("0.5", 0.5),
     "adversarial": ("hinge", "hinge"),
     "r1": ("0.25", 0.25),
     "r1_every": ("4", 4),
@@ -29,7 +28,7 @@ OTHER = {
     "seed": ("12345678901234567", 12345678901234567),  # past the last whole number of a float
 }
 BAD = [
-    ("projection", "midpoint", "euler or heun or split"),
+    ("projection", "midpoint", "euler or heun"),
     ("k", -0.1, r"\[0, 1\]"),
     ("k", 1.5, r"\[0, 1\]"),
     ("k", float("nan"), r"\[0, 1\]"),
@@ -37,9 +36,9 @@ BAD = [
     ("k", True, r"\[0, 1\]"),
     ("gamma", -1.0, ">= 0"),
     ("gamma", float("inf"), ">= 0"),
-    ("gamma", None, ">= 0"),
-    ("t_max", 1.1, r"\[0.0, 1.0\]"),
-    ("split_weight", -1, ">= 0"),
+    ("rho", None, ">= 0"),
+    ("rho", -1, ">= 0"),
+    ("plain_end", 1.1, r"\[0.0, 1.0\]"),
     ("adversarial", "wasserstein", "nonsaturating or hinge"),
     ("r1", -1e-9, ">= 0"),
     ("r1_every", 0, "whole number >= 1"),
@@ -109,9 +108,9 @@ def test_the_table_of_other_values_covers_every_setting():
     assert all(getattr(DEFAULT, name) != value for name, (_, value) in OTHER.items())
 
 
-def test_defaults_are_the_papers():
-    assert (DEFAULT.projection, DEFAULT.k, DEFAULT.gamma) == ("euler", 0.2, 0.025)
-    assert DEFAULT.adversarial == "nonsaturating"
+def test_without_a_fixed_gamma_rho_gives_the_weight():
+    assert (DEFAULT.projection, DEFAULT.adversarial) == ("euler", "nonsaturating")
+    assert DEFAULT.gamma is None and DEFAULT.rho > 0 < DEFAULT.plain_end
 
 
 @pytest.mark.parametrize(("name", "value", "allowed"), BAD)
@@ -212,7 +211,7 @@ def test_names_help_and_defaults_are_the_same_everywhere(parser, click_main):
 
 @pytest.mark.parametrize(("backbone", "r1", "d_lr"), [("adm", 0.25, 1e-4), ("edm", 1.0, 1e-3)])
 def test_the_release_recipe_sets_defaults_and_every_flag_wins(parse, backbone, r1, d_lr):
-    release = OGDMConfig(adversarial="hinge", r1=r1, r1_every=1, d_lr=d_lr, d_mapping_lr=0.01,
+    release = OGDMConfig(k=0.2, gamma=0.025, adversarial="hinge", r1=r1, r1_every=1, d_lr=d_lr, d_mapping_lr=0.01,
                          augment_labels="drop" if backbone == "edm" else "keep")  # fmt: skip
     argv = ["--ogdm", "--ogdm-recipe", "release"]
     assert flags.from_args(parse(*argv), backbone) == release
@@ -226,19 +225,16 @@ def test_the_release_recipe_sets_defaults_and_every_flag_wins(parse, backbone, r
 
 
 def test_the_trainer_for_diffusers_models_has_defaults_of_its_own(parser):
-    small = OGDMConfig.from_mapping({"recipe": "small"})
-    assert small != DEFAULT and small.d_kind == "light"
-    plain = flags.from_args(parser.parse_args(["--ogdm"]), "diffusers")
-    assert plain == replace(small, d_kind="auto")
-    papers = flags.from_args(parser.parse_args(["--ogdm", "--ogdm-recipe", "default"]), "diffusers")
-    assert papers == replace(DEFAULT, d_kind="auto")
+    for argv in (["--ogdm"], ["--ogdm", "--ogdm-recipe", "default"]):
+        plain = flags.from_args(parser.parse_args(argv), "diffusers")
+        assert plain == replace(DEFAULT, d_kind="auto", fused=True)
     shown = argparse.ArgumentParser()
     flags.add_arguments(shown, "diffusers")
-    assert f"T))) (default: {small.k})" in " ".join(shown.format_help().split())
+    assert "updates (default: True)" in " ".join(shown.format_help().split())
 
 
 def test_an_unknown_recipe_is_refused_with_the_known_ones():
-    with pytest.raises(ValueError, match="unknown recipe 'theirs'; .* default, release, small"):
+    with pytest.raises(ValueError, match="unknown recipe 'theirs'; .* default, release"):
         OGDMConfig.from_mapping({"recipe": "theirs"})
 
 

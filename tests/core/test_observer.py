@@ -9,6 +9,7 @@ import torch
 from ogdm_core import DiscreteVP, Observer, OGDMConfig, RectifiedFlow, step, training_loss
 from ogdm_core.losses import emission_loss, fake_loss, r1_penalty, real_loss
 from ogdm_core.random import torch_state
+from ogdm_core.solvers import reach
 from tests.core.toys import (
     SCHEDULES,
     SMALL,
@@ -668,52 +669,52 @@ def test_a_training_step_of_ones_own_needs_the_loss_and_two_steps():
     assert observer.steps == 1
 
 
-@pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize("kind", ["vp", "ve"])
-def test_above_t_max_nothing_is_asked_of_the_denoiser_and_below_nothing_changes(kind, fused):
-    whole, low = (make_observer(kind, fused=fused, t_max=t) for t in (1.0, 0.6))
-    batch, s = make_batch(whole.schedule, n=32)
-    above = whole.schedule.unit_time(batch["t"]) > 0.6
-    assert 0 < int(above.sum()) < 32
-    gradients_of = []
-    for observer in (whole, low):
-        eps_t = torch.zeros_like(batch["x_t"]).requires_grad_()
-        loss = observer.observe(**batch, eps_t=eps_t, s=s)
-        loss.sum().backward()
-        gradients_of.append(eps_t.grad)
-        observer.step(1.0)  # D learns from all of them
-        assert len(observer.per_sample["t"]) == 32
-    assert bool((gradients_of[0][above] != 0).any()) and not gradients_of[1][above].any()
-    torch.testing.assert_close(gradients_of[1][~above], gradients_of[0][~above])
+@pytest.mark.parametrize("adversarial", FORMS)
+@pytest.mark.parametrize("projection", ["euler", "heun"])
+@pytest.mark.parametrize("kind", SCHEDULES)
+def test_rho_bounds_the_loop_gain_whatever_the_time_the_size_and_the_loss(kind, projection, adversarial):
+    observer = make_observer(kind, rho=7.0, gamma=None, projection=projection, adversarial=adversarial)
+    schedule, generator = observer.schedule, torch.Generator().manual_seed(0)
+    for size, dearer in ((8, 1.0), (32, 50.0)):
+        eps, eps_t = torch.randn(2, 64, 3, size, size, generator=generator)
+        tau = torch.rand(64, generator=generator)
+        t = (1 + tau * 999).long() if kind == "vp" else schedule.from_unit_time(tau)
+        u = schedule.lookahead(t, schedule.sample_lookahead(t, 0.9, generator))
+        error = (eps_t - eps).square().flatten(1).mean(1)
+        weight = observer._weight(t, u, eps_t, eps, dearer * error)
+        torch.testing.assert_close(weight, dearer * observer._weight(t, u, eps_t, eps, None))
+        slope = 1.0 if adversarial == "hinge" else 0.5
+        gain = weight.double() * slope * eps[0].numel() * reach(projection, schedule, t, u) ** 2 / dearer
+        assert bool((gain < 7).all()) and float(gain.max()) > 1
+
+
+def test_a_fixed_gamma_knows_neither_the_loss_nor_the_end_of_the_run():
+    net = TinyNet()
+    (batch, _), given = make_batch(SCHEDULES["vp"]()), {"gamma": 0.3}
+    plain, other = make_observer("vp", **given), make_observer("vp", **given, rho=90.0, plain_end=1.0)
+    other.total_steps = 1
+    one = observe(plain, batch, net)
+    assert torch.equal(one, observe(other, batch, net, transition=torch.rand(len(batch["t"]))))
+    doubled = make_observer("vp", gamma=0.6)
+    torch.testing.assert_close(observe(doubled, batch, net), 2 * one)
 
 
 @pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize("kind", ["vp", "ve"])
-def test_split_is_euler_up_to_t_split_and_heun_at_its_weight_up_to_t_max(kind, fused):
-    split = {"projection": "split", "t_split": 0.4, "split_weight": 0.25, "t_max": 0.8}
-    observers = [make_observer(kind, fused=fused, r1=0.0, **c) for c in ({}, {"projection": "heun"}, split)]
-    batch, s = make_batch(observers[0].schedule, n=32)
-    unit_t, net, asked = observers[0].schedule.unit_time(batch["t"]), TinyNet(), []
-
-    def eps_fn(x, t, cond):
-        asked.append(cond)
-        return net(x, t)
-
-    cond = {"label": torch.arange(32), "text": [torch.arange(64).reshape(32, 2), None, "a cat"]}
-    batch |= {"eps_t": net(batch["x_t"], batch["t"]), "eps_fn": eps_fn, "cond": cond}
-    losses = [o.observe(**batch, s=s) for o in observers]
-    euler, heun, ours = (o._pending[0] for o in observers)
-    low, high = unit_t <= 0.4, (unit_t > 0.4) & (unit_t <= 0.8)
-    assert low.any() and high.any() and not (low | high).all()
-    assert len(asked) == 2 and asked[0] is cond, "Heun's pass has the whole condition"
-    assert asked[1]["label"].tolist() == high.nonzero()[:, 0].tolist()
-    assert torch.equal(asked[1]["text"][0], cond["text"][0][high]) and asked[1]["text"][1:] == [None, "a cat"]
-    torch.testing.assert_close(ours.fake, torch.where(high[:, None, None, None], heun.fake, euler.fake))
-    weight = observers[2].config.gamma * (1.0 * low + 0.25 * high)
-    torch.testing.assert_close(losses[2], weight * ours.emission)
-    losses[2].sum().backward()
-    observers[2].step(1.0)
-    assert len(observers[2].per_sample["t"]) == 32
+def test_the_end_of_a_run_is_plain_and_costs_nothing(fused):
+    observer, net = make_observer("vp", gamma=None, rho=5.0, plain_end=0.5, fused=fused, projection="heun"), TinyNet()
+    observer.total_steps = 4
+    assert bool((run(observer, net, 2) != 0).all())
+    before, state = weights(observer.D), observer.state_dict()
+    net.calls = 0
+    assert bool((run(observer, net, 2, start=2) == 0).all())
+    assert observer.steps == 4 and not observer.per_sample and observer.stats().keys() >= {"skipped"}
+    assert_same(before, weights(observer.D))
+    again = make_observer("vp", gamma=None, rho=5.0, plain_end=0.5, fused=fused, projection="heun")
+    again.total_steps = 4
+    again.load_state_dict(state)
+    assert not again.watching
+    again.total_steps = None  # an end that is not known does not come
+    assert again.watching
 
 
 @pytest.mark.parametrize("kind", ["paper", "light"])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from ogdm_core import DiscreteVP, Observer, OGDMConfig, fewstep, sealed
+from ogdm_core import DiscreteVP, fewstep, sealed
 from ogdm_core.adm.resume import ReplayableData
 from ogdm_core.diffusers import model
 from ogdm_core.forward import Recorder, lr_scale
@@ -92,21 +92,6 @@ def test_a_recorder_keeps_the_pass_and_the_random_state_before_it():
     assert net.output is output
     torch.set_rng_state(net.rng[0])
     assert torch.equal(net(x, 1, scale=3), output)
-
-
-@pytest.mark.parametrize("argument", ["class_labels", "encoder_hidden_states"])
-def test_split_evaluates_a_diffusers_model_again_under_the_condition_of_the_noisy_samples(argument):
-    seen = []
-
-    def unet(x, t, **given):
-        seen.append((len(x), given[argument].tolist()))
-        return argparse.Namespace(sample=x)
-
-    schedule = DiscreteVP.linear()
-    observer = Observer(OGDMConfig(projection="split", d_width=0.02), schedule, 1, 8)
-    x, t, cond = torch.randn(3, 1, 8, 8), torch.tensor([700, 300, 800]), torch.tensor([4, 5, 6])
-    model.training_loss(unet, x, torch.randn_like(x), t, schedule, cond={argument: cond}, observer=observer)
-    assert seen == [(3, [4, 5, 6]), (2, [4, 6])]
 
 
 def test_the_plain_loss_may_be_that_of_x_0_between_two_weights():

@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from ogdm_core import DiscreteVP, KarrasVE, project, step
+from ogdm_core.solvers import reach
 from tests.core.toys import SCHEDULES, TinyNet
 
 
@@ -70,6 +71,20 @@ def test_projection_is_per_sample():
         one = slice(i, i + 1)
         alone = project("heun", schedule, x_t[one], t[one], u[one], net(x_t[one], t[one]), net)
         torch.testing.assert_close(whole[one], alone)
+
+
+@pytest.mark.parametrize("projection", ["euler", "heun"])
+@pytest.mark.parametrize("kind", SCHEDULES)
+def test_the_reach_is_the_derivative_of_the_whitened_projection(kind, projection):
+    schedule, x_0, eps, t, u = diffused(kind, torch.float64)
+    x_t, eps_t = schedule.diffuse(x_0, eps, t), eps.clone().requires_grad_()
+
+    def gaussian(x, t):  # the best eps for normal data
+        return x * (schedule.b(t) / schedule.scale(t) ** 2)[:, None].to(x.dtype)
+
+    x_u = schedule.whiten(project(projection, schedule, x_t, t, u, eps_t, gaussian), u)
+    (jacobian,) = torch.autograd.grad(x_u.sum(), eps_t)  # diagonal
+    torch.testing.assert_close(jacobian[:, 0].abs(), reach(projection, schedule, t, u).double(), rtol=1e-4, atol=1e-9)
 
 
 @pytest.mark.parametrize("kind", SCHEDULES)

@@ -267,18 +267,6 @@ def two_processes(folder, *flags):
 
 
 @pytest.mark.slow
-def test_one_of_two_processes_may_have_nothing_to_evaluate_again(tmp_path):
-    most = []
-    for rank in range(2):  # the times that the next test finds, too
-        torch.manual_seed(rank)
-        most.append(int(torch.randint(1, 1001, (8,)).max()))
-    assert most[0] != most[1]
-    split = ["--ogdm-projection", "split", "--ogdm-t-split", str(sum(most) / 2000)]
-    state = two_processes(tmp_path / "two", *OGDM, *split)
-    assert state["step"] == state["observer"]["steps"] == 1
-
-
-@pytest.mark.slow
 def test_two_processes_average_their_gradients(tmp_path):
     two = two_processes(tmp_path / "two")
     images = data_sets.digits()

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # The smallest network of upstream's, and an observer to match.
 TINY = ["--cbase=8", "--cres=1", "--nosubdir", "--workers=1", "--tick=1", "--snap=1", "--dump=1"]
-OGDM = ["--ogdm", "--ogdm-d-width=0.02", "--lr-rampup=0"]
+OGDM = ["--ogdm", "--ogdm-d-width=0.02", "--ogdm-plain-end=0", "--lr-rampup=0"]  # a part of a run ends observed
 
 
 def digits(path: Path, size: int = 8, count: int = 200) -> Path:

@@ -135,18 +135,6 @@ def test_heun_asks_the_network_once_more_with_the_same_labels_and_dropout():
     assert net.conv.weight.grad.isfinite().all()
 
 
-def test_split_asks_the_network_again_with_the_labels_of_the_noisy_images():
-    session, net, loss_fn = observed("split", t_split=0.42)
-    images, labels = batch()
-    loss = loss_fn(net=net, images=images, labels=labels, augment_pipe=flip)
-    (loss + loss_fn.emission).sum().backward()
-    (_, sigma, *_), (x, _, class_labels, augment_labels) = net.calls
-    high = session.observer.schedule.unit_time(sigma.flatten()) > 0.42
-    assert 0 < int(high.sum()) < 4 and len(x) == int(high.sum())
-    assert torch.equal(class_labels, labels[high])
-    assert torch.equal(augment_labels, flip(images)[1][high])
-
-
 def test_recorded_loss_pickles_as_upstreams_own():
     _, net, loss_fn = observed()
     images, labels = batch()
@@ -167,7 +155,7 @@ def test_ds_rate_follows_upstreams_ramp_up():
 
 
 def test_without_ogdm_there_is_no_session():
-    assert train.session(None, Net(), Loss(), None, 0, None, None) is None
+    assert train.session(None, Net(), Loss(), None, 0, None, None, 10) is None
     assert train.load_state(None, "training-state-000001.pt") is None
 
 
@@ -194,7 +182,7 @@ def test_a_state_file_brings_back_the_observer_and_that_the_run_is_a_fine_tune(t
     noise = torch.rand(3)
     state = train.load_state({}, str(tmp_path / "training-state-000002.pt"))
     ogdm = session.observer.config.to_dict()
-    again = train.session(ogdm, net, Loss(), session.optimizer, 0, "snapshot.pkl", state)
+    again = train.session(ogdm, net, Loss(), session.optimizer, 0, "snapshot.pkl", state, 10)
     assert again.fine_tuned is fine_tuned
     assert again.resume(state) == (2000, 2) and again.observer.steps == 1
     assert torch.equal(torch.rand(3), noise)

@@ -181,11 +181,6 @@ def check_a_concat_conditional_model_trains_with_heun(projection="heun"):
     assert [n["evaluations"] for n in notes] == [2, 2]
 
 
-def check_a_concat_conditional_model_trains_with_split():
-    """The second evaluation gets the conditions of the noisy half."""
-    check_a_concat_conditional_model_trains_with_heun("split")
-
-
 def check_accumulated_gradients_are_those_of_the_whole_batch():
     moments = []
     for batch_size, options in ((8, {}), (4, {"accumulate_grad_batches": 2})):

@@ -23,23 +23,23 @@ def jobs_of(argv, tmp_path):
 
 def test_the_fine_tunes_are_those_of_the_datas_quickstart(tmp_path):
     args, arms, jobs = jobs_of(["--data", "mnist", "--set", "k=0.1"], tmp_path)
-    assert arms[-1].config.projection == "split" and args.model.endswith("baseline-mnist")
-    assert all("--x0-weight 100 " in str(job.needs[0].command()) for job in jobs)
+    assert arms[-1].config.k == 0.1 and args.model.endswith("baseline-mnist")
+    assert all("--lr 0.0004 " in str(job.needs[0].command()) for job in jobs)
 
 
 def test_a_value_that_its_own_flag_gives_is_not_swept(tmp_path):
-    args, arms, _ = jobs_of(["--ogdm_k", "0.15", "--set", "gamma=0.01,0.02"], tmp_path)
-    assert args.grid == {"k": ["0.15"], "gamma": ["0.01", "0.02"]}
+    args, arms, _ = jobs_of(["--ogdm_k", "0.15", "--set", "rho=1,2"], tmp_path)
+    assert args.grid == {"k": ["0.15"], "rho": ["1", "2"]}
     assert [arm.config.k for arm in arms[1:]] == [0.15, 0.15]
 
 
 def test_the_grid_is_every_combination_and_a_control_per_seed(tmp_path):
-    args, arms, jobs = jobs_of(["--set", "k=0.1,0.2", "--set", "t_max=0.7,1", "--set", "gamma=0.01",
+    args, arms, jobs = jobs_of(["--set", "k=0.1,0.2", "--set", "r1=0,1", "--set", "rho=7",
                                 "--seeds", "0,1", "--ogdm-d-kind", "light"], tmp_path)  # fmt: skip
-    assert list(args.grid) == ["k", "gamma", "t_max"] and len(arms) == 2 + 2 * 2 * 2
+    assert list(args.grid) == ["k", "rho", "r1"] and len(arms) == 2 + 2 * 2 * 2
     assert [arm.config for arm in arms[:2]] == [None, None]
-    assert {(a.config.k, a.config.gamma, a.config.t_max, a.seed) for a in arms[2:]} == {
-        (k, 0.01, t_max, seed) for k in (0.1, 0.2) for t_max in (0.7, 1.0) for seed in (0, 1)
+    assert {(a.config.k, a.config.rho, a.config.r1, a.seed) for a in arms[2:]} == {
+        (k, 7.0, r1, seed) for k in (0.1, 0.2) for r1 in (0.0, 1.0) for seed in (0, 1)
     }
     assert len({job.folder for job in jobs}) == len(jobs)
     assert "--ogdm" not in str(jobs[0].needs[0].command())
@@ -48,7 +48,7 @@ def test_the_grid_is_every_combination_and_a_control_per_seed(tmp_path):
 
 def test_a_changed_setting_makes_new_folders_for_what_it_changes_only(tmp_path):
     def folders(*argv):
-        _, _, jobs = jobs_of(["--set", "k=0.1,0.2", "--set", "gamma=0.01", *argv], tmp_path)
+        _, _, jobs = jobs_of(["--set", "k=0.1,0.2", "--set", "rho=7", *argv], tmp_path)
         return [(job.needs[0].folder, job.folder) for job in jobs]
 
     plain = folders()
@@ -63,7 +63,7 @@ def test_a_changed_setting_makes_new_folders_for_what_it_changes_only(tmp_path):
 
 
 def test_the_report_compares_each_seed_with_its_own_control(tmp_path):
-    args, arms, jobs = jobs_of(["--set", "k=0.1,0.2", "--set", "gamma=0.01,0.025", "--seeds",
+    args, arms, jobs = jobs_of(["--set", "k=0.1,0.2", "--set", "rho=1,2", "--seeds",
                                 "0,1"], tmp_path)  # fmt: skip
     for i, (arm, job) in enumerate(zip(arms, jobs, strict=True)):
         if i == len(jobs) - 1:
@@ -80,16 +80,16 @@ def test_the_report_compares_each_seed_with_its_own_control(tmp_path):
     assert (last["control"], last["fid"], last["seeds"]) == (2.0, 2.0, 1)
     files = report.write(results, tmp_path)
     assert [file.name for file in files] == ["sweep.json", "sweep.md", "sweep.png"]
-    assert "| 0.1 | 0.01 | 1.50 (-40 %) |" in files[1].read_text()
+    assert "| 0.1 | 1 | 1.50 (-40 %) |" in files[1].read_text()
     results["rows"].remove(first)
-    assert "| 0.1 | 0.01 | – |" in report.to_markdown(results)
+    assert "| 0.1 | 1 | – |" in report.to_markdown(results)
     assert report.plot(results, files[2]).stat().st_size > 5_000
 
 
 @pytest.mark.slow
 def test_a_small_sweep_runs_and_a_second_time_does_nothing(tmp_path, capfd):
     pytest.importorskip("snakemake", reason="pip install -e '.[tables]' brings snakemake")
-    argv = [*SMALL, "--set", "k=0.2", "--set", "gamma=0.025", "--out", str(tmp_path)]
+    argv = [*SMALL, "--set", "k=0.2", "--set", "rho=2", "--out", str(tmp_path)]
     assert sweep.main(argv) == 0
     printed = capfd.readouterr()
     assert "4 jobs, 4 to do" in printed.err and "| 0.2 | 0.025 |" in printed.out
