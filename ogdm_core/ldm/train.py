@@ -94,7 +94,7 @@ class ObservedModel(Upstream):
         if stage == "fit" and self.observer is None:
             self.observer = Observer(
                 self.ogdm, schedule_of(self), self.channels, self.image_size, classes_of(self), self.device,
-                steps=max(self.trainer.max_steps, 0),  # -1: no end
+                steps=max(getattr(self._trainer, "max_steps", 0), 0),  # -1: no end
             )  # fmt: skip
             print_once(f"OGDM: a new discriminator, {self.ogdm.to_dict()}")
 
