@@ -8,8 +8,7 @@
 #   run/quickstart.sh --seeds 0,1,2         means over three pairs of fine-tunes
 #   run/quickstart.sh --control-steps 2800  a longer control, for as much time as OGDM took
 #   run/quickstart.sh --from-scratch        trains the baseline, too
-#   run/quickstart.sh --ogdm-adversarial hinge --ogdm-gamma 0.02
-#                                           any setting of the method may be changed
+#   run/quickstart.sh --ogdm-plain-end 0    any setting of the method may be changed
 #   run/quickstart.sh --help                every flag, with the defaults that hold beside the other flags
 #
 # Sets itself up; needs Python and a package index, no GPU, no submodule, no download. Writes

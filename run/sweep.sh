@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Which k and gamma? Fine-tunes one model over a grid of settings and draws a heat map of FID.
+# Which k and rho? Fine-tunes one model over a grid of settings and draws a heat map of FID.
 #
 # usage: run/sweep.sh [OPTION...] [--ogdm-SETTING VALUE...] [-- SNAKEMAKE OPTION...]
 #
-#   run/sweep.sh                                  k x gamma, 16 fine-tunes of the quickstart's baseline
-#   run/sweep.sh --set k=0.1,0.2 --set gamma=0.01,0.025 --set t_max=0.7,1
+#   run/sweep.sh                                  k x rho, 16 fine-tunes of the quickstart's baseline
+#   run/sweep.sh --set k=0.2,0.4 --set rho=5,20 --set plain_end=0,0.33
 #   run/sweep.sh --cells euler-5,heun-11 --seeds 0,1,2
 #   run/sweep.sh --model DIR --data IMAGES        a diffusers model of your own
 #   run/sweep.sh --slurm -- --default-resources slurm_partition=gpu

@@ -112,6 +112,19 @@ def observe(observer, batch, net, **kwargs):
     return observer.observe(**batch, eps_t=eps_t, eps_fn=net, **kwargs)
 
 
+def loss_weights(observer):
+    """Collects (t, w) of every observation: w is how the trainer's loss weights an error of eps at t."""
+    found, plain = [], observer._weight
+
+    def spy(t, u, eps_t, eps, transition):
+        weight = plain(t, u, eps_t, eps, transition)
+        found.append((t, weight / plain(t, u, eps_t, eps, None)))
+        return weight
+
+    observer._weight = spy
+    return found
+
+
 def gradients(module):
     """Copies of a module's gradients, in order."""
     return [None if p.grad is None else p.grad.clone() for p in module.parameters()]

@@ -32,6 +32,7 @@ from ogdm_core.diffusers.model import (  # noqa: E402
     to_eps,
     training_loss,
 )
+from tests.core.toys import loss_weights  # noqa: E402
 
 TINY = ["--channels", "8,8", "--batch-size", "8", "--log-every", "1"]
 OGDM = ["--ogdm", "--ogdm-k", "0.3", "--ogdm-gamma", "0.5", "--ogdm-d-width", "0.02"]
@@ -292,6 +293,21 @@ def test_eps_from_every_kind_of_prediction(kind):
     x_t = schedule.diffuse(x_0, eps, t)
     target = target_of(x_0, eps, t, schedule, kind)
     torch.testing.assert_close(to_eps(target, x_t, t, schedule, kind), eps, atol=2e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["epsilon", "sample", "v_prediction"])
+def test_rho_knows_how_much_an_error_of_eps_costs_from_the_loss(kind):
+    schedule = schedule_of(DDPMScheduler())
+    observer = Observer(OGDMConfig(d_width=0.02), schedule, 1, 8)
+    found = loss_weights(observer)
+    unet = train.build_unet(data_sets.digits(), [8, 8], 1, 0)
+    x_0, eps = torch.randn(4, 1, 8, 8), torch.randn(4, 1, 8, 8)
+    training_loss(unet, x_0, eps, torch.tensor([5, 100, 500, 1000]), schedule, kind, observer=observer)
+    ((t, w),) = found
+    a, sigma = schedule.a(t).float(), schedule.sigma(t).float()
+    torch.testing.assert_close(
+        w, {"epsilon": w / w, "sample": sigma**2, "v_prediction": a**-2}[kind], rtol=1e-3, atol=0
+    )
 
 
 @pytest.mark.parametrize(("projection", "evaluations"), [("euler", 1), ("heun", 2)])

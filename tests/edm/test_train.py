@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 from ogdm_core.config import OGDMConfig
 from ogdm_core.edm import sample, train
+from tests.core.toys import loss_weights
 
 
 class Net(torch.nn.Module):
@@ -120,6 +121,14 @@ def test_emission_is_added_to_every_pixel_with_weight_gamma():
     session.step()
     emission = session.observer.per_sample["emission"]
     assert torch.allclose(more, 0.1 * 1 * 8 * 8 * emission, rtol=1e-3)
+
+
+def test_rho_reads_from_upstreams_loss_how_much_an_error_of_eps_costs():
+    session, net, loss_fn = observed(gamma=None)
+    found = loss_weights(session.observer)
+    loss_fn(net, *batch(), augment_pipe=flip)
+    ((sigma, w),) = found
+    torch.testing.assert_close(w, sigma**2)  # the loss is one of the denoised image
 
 
 def test_heun_asks_the_network_once_more_with_the_same_labels_and_dropout():

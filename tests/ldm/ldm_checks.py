@@ -6,6 +6,7 @@ imported is on its path: what PyPI's is beside a CPU build of torch. usage: ldm_
 
 import argparse
 import io
+import math
 import os
 import pickle
 import sys
@@ -34,6 +35,7 @@ from ogdm_core.ldm.lightning import Trainer, translate  # noqa: E402
 from ogdm_core.ldm.train import schedule_of  # noqa: E402
 from run import backbones  # noqa: E402
 from run.presets import PRESETS  # noqa: E402
+from tests.core.toys import loss_weights  # noqa: E402
 
 
 def build(ogdm=(), target=None, **params):
@@ -154,6 +156,15 @@ def check_every_loss_gets_the_emission_term():
         fit(model.train())
         if "learn_logvar" in params:
             assert (model.logvar != 0.5).any()
+
+
+def check_rho_reads_from_upstreams_loss_how_much_an_error_of_eps_costs():
+    model = build(ogdm={"gamma": None}, loss_type="l2", l_simple_weight=0.7, logvar_init=0.5)
+    model.setup("fit")
+    found = loss_weights(model.observer)
+    model.p_losses(torch.randn(8, 4, 8, 8), None, torch.arange(8) * 12)
+    ((_, w),) = found
+    close(w, torch.full((8,), 0.7 / math.exp(0.5)))
 
 
 def check_a_class_conditional_model_tells_d_the_class():
