@@ -5,6 +5,7 @@ Upstream counts a network's time from 0, the paper from 1: t = index + 1.
 
 import argparse
 import functools
+import itertools
 from typing import Any
 
 import torch
@@ -185,4 +186,5 @@ class ObservedLoop(Upstream):
     def _stop_if_not_finite(self) -> None:
         good = functools.partial(resume.newest, train_util.get_blob_logdir(), self.ema_rate)
         step = f"step {self.step + self.resume_step}"
-        stop_if_not_finite(self.mp_trainer.master_params, step, good)
+        weights = [*self.mp_trainer.master_params, *itertools.chain(*self.ema_params)]
+        stop_if_not_finite(weights, step, good)
