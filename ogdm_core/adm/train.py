@@ -23,6 +23,7 @@ from ..observer import Observer
 from ..schedule import DiscreteVP
 from ..solvers import ConditionalEpsFn
 from . import data, resume
+from .compat import refusals
 
 Upstream: Any = object  # TrainLoop, once it is mixed in
 
@@ -115,7 +116,8 @@ class ObservedLoop(Upstream):
     observer: Observer | None = None
 
     def __init__(self, *, flags: argparse.Namespace, **kwargs: Any):
-        config, self.init_checkpoint = from_args(flags, "adm"), flags.init_checkpoint
+        with refusals():
+            config, self.init_checkpoint = from_args(flags, "adm"), flags.init_checkpoint
         self.resumed = train_util.find_resume_checkpoint() or flags.resume_checkpoint
         if config and self.resumed:
             rates = [float(rate) for rate in str(flags.ema_rate).split(",")]
@@ -139,6 +141,7 @@ class ObservedLoop(Upstream):
         if self.resumed:
             resume.load(self, state, logger)
 
+    @refusals()
     def _load_and_sync_parameters(self) -> None:
         path = self.init_checkpoint
         if path and self.resumed:

@@ -575,6 +575,25 @@ def test_adm_data_is_checked_before_training(tmp_path, monkeypatch, fault):
         assert len(calls) == 1  # upstream's own call is answered from the check's
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("refused", [True, False], ids=["a refusal", "a bug"])
+def test_adm_shows_a_traceback_for_bugs_alone(tmp_path, monkeypatch, capsys, ranks, refused):
+    pytest.importorskip("blobfile")
+    ended = []
+    world = types.SimpleNamespace(rank=0, size=ranks, Abort=ended.append)
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    monkeypatch.setattr(compat_adm, "REPORT_SECONDS", 0)
+    compat_adm.abort_on_error(world)
+    try:
+        resume_adm.check(f"{tmp_path}/best.pt", [0.9]) if refused else int("x")
+    except ValueError:
+        sys.excepthook(*sys.exc_info())
+    said = capsys.readouterr().err
+    assert ended == [1] * (ranks - 1)
+    assert ("Traceback" in said) is not refused and ("rank 0 failed" in said) is (ranks == 2)
+    assert said.startswith("error: --resume_checkpoint: best.pt is not named") is refused
+
+
 def test_sizes_that_do_not_halve_are_refused(tmp_path, capsys):
     np.savez(tmp_path / "a.npz", np.zeros((4, 15, 15, 1), np.uint8))
     with pytest.raises(SystemExit):
