@@ -468,6 +468,21 @@ def test_diffusers_looks_at_the_average_that_it_exports(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_adm_looks_at_the_averages_that_it_saves(patched):
+    code = (
+        "import torch, types\nfrom ogdm_core.adm import train\n"
+        "train.train_util.get_blob_logdir = lambda: '.'\n"
+        "master = types.SimpleNamespace(master_params=[torch.ones(2)])\n"
+        "loop = types.SimpleNamespace(mp_trainer=master, step=3, resume_step=0, ema_rate=[0.9],\n"
+        "    ema_params=[[torch.full((2,), torch.nan)]])\n"
+        "train.ObservedLoop._stop_if_not_finite(loop)\n"
+    )
+    env = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
+    line, where = [sys.executable, "-c", code], patched("guided-diffusion")
+    done = subprocess.run(line, cwd=where, env=env, capture_output=True, text=True)
+    assert done.returncode == 1 and "at step 3 the denoiser's weights are not finite" in done.stderr, done.stderr
+
+
 def _without(name: str):
     def harm(folder: Path) -> None:
         weights = folder / "unet" / "diffusion_pytorch_model.safetensors"
