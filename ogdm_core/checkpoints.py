@@ -1,6 +1,7 @@
 """Reading checkpoints safely: damaged files, settings that differ, runs that diverged.
 
 reading              names a file that cannot be read, and says what to do
+all_finite           whether tensors hold numbers only
 differences          which settings of a saved run differ from this run's
 stop_if_not_finite   ends a run that diverged before it replaces a good checkpoint
 
@@ -36,8 +37,8 @@ def reading(path: str | os.PathLike, advice: str = "") -> Iterator[None]:
         yield
     except (FileNotFoundError, PermissionError, IsADirectoryError, RefusedError, DamagedError, torch.OutOfMemoryError):
         raise
-    except (EOFError, LookupError, OSError, RuntimeError, ValueError, pickle.UnpicklingError,
-            zipfile.BadZipFile) as error:  # fmt: skip
+    except (AttributeError, EOFError, LookupError, OSError, RuntimeError, TypeError, ValueError,
+            pickle.UnpicklingError, zipfile.BadZipFile) as error:  # fmt: skip
         lines = str(error).strip().splitlines()
         why = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
         if why.startswith("UnpicklingError: Weights only"):  # goes on to say how to run its code
@@ -102,6 +103,12 @@ def format_differences(differences: Mapping[str, str], only: Collection[str] | N
     return "; ".join(f"{name}: {differences[name]}" for name in names)
 
 
+def all_finite(tensors: Iterable[Tensor]) -> bool:
+    """Whether no value of the tensors is NaN or infinite."""
+    largest = torch._foreach_norm([t.detach() for t in tensors], math.inf)
+    return bool(torch.stack([n.float() for n in largest]).isfinite().all())
+
+
 def stop_if_not_finite(parameters: Iterable[Tensor], step: str, good: Callable[[], str], lost: bool = False) -> None:
     """Ends the run, exit code 1, if a weight is not finite or the trainer says that it is lost.
 
@@ -111,9 +118,7 @@ def stop_if_not_finite(parameters: Iterable[Tensor], step: str, good: Callable[[
     step   as in "step 12"
     good   returns the last good checkpoint, in words
     """
-    weights = [p.detach() for p in parameters]
-    largest = torch.stack([n.float() for n in torch._foreach_norm(weights, math.inf)])
-    if bool(largest.isfinite().all()) and not lost:
+    if all_finite(parameters) and not lost:
         return
     what = "losses" if lost else "weights"
     message = (

@@ -63,13 +63,13 @@ def check(values: MutableMapping[str, Any], our_flags: list[str], upstream_flags
             check_writable(values["npz"])
         except OSError as error:
             raise ValueError(f"--npz: cannot write {values['npz']} ({error})") from error
+    eta = values.get("eta")
+    if eta is not None and not 0 <= eta <= 1:
+        raise ValueError(f"--eta: {eta:g} is not allowed; give a number in [0, 1]")
     if not values["sampler"]:
         if needy := [flag for flag in our_flags if flag != "--npz"]:
             raise ValueError(f"{', '.join(needy)} needs --sampler, as in --sampler euler --nfe 10")
         return
-    eta = values.get("eta")
-    if eta is not None and not 0 <= eta <= 1:
-        raise ValueError(f"--eta: {eta:g} is not allowed; give a number in [0, 1]")
     values["nfe"] = NFE if values["nfe"] is None else values["nfe"]
     try:
         steps_for_nfe(values["sampler"], values["nfe"])

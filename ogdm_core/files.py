@@ -59,6 +59,17 @@ def write_json(path: str | os.PathLike, value: Any) -> None:
     write_text(path, json.dumps(value, indent=1) + "\n")
 
 
+def read_json(path: str | os.PathLike) -> dict[str, Any]:
+    """The object in a JSON file; ValueError with the file's name for any other content."""
+    try:
+        found = json.loads(Path(path).read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} cannot be read as JSON ({error}); get it again") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} holds a {type(found).__name__} in place of names and values; get it again")
+    return found
+
+
 def sha256(path: str | os.PathLike) -> str:
     """The SHA-256 of a file's content, in hex."""
     with open(path, "rb") as file:

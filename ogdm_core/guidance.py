@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .checkpoints import read_safetensors
+from .checkpoints import read_safetensors, reading
 from .discriminator import KINDS
 from .files import atomic_write
 from .nfe import SAMPLERS, steps_for_nfe
@@ -124,8 +124,9 @@ def load_guide(path: str | os.PathLike, device: torch.device | str = "cpu") -> G
     weights, about = read_safetensors(path, device)
     if about.get("format") != FORMAT:
         raise ValueError(f"{path} is not a guide; `run/guidance.sh train` makes one")
-    whole_numbers = {name: int(about[name]) for name in ("channels", "size", "labels")}
-    width, sigma_data = float(about["width"]), float(about["sigma_data"])
-    guide = Guide(**whole_numbers, width=width, kind=about["kind"], sigma_data=sigma_data)
-    guide.load_state_dict(weights)
+    with reading(path, "`run/guidance.sh train` makes another"):
+        whole_numbers = {name: int(about[name]) for name in ("channels", "size", "labels")}
+        width, sigma_data = float(about["width"]), float(about["sigma_data"])
+        guide = Guide(**whole_numbers, width=width, kind=about["kind"], sigma_data=sigma_data)
+        guide.load_state_dict(weights)
     return guide.to(device).eval().requires_grad_(False)

@@ -6,6 +6,9 @@ so a large set does not have to fit into memory.
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import math
 import shutil
 import struct
 import tempfile
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
 SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".webp")
+CLASSES = 1_000_000  # labels are below this
 UNREADABLE = (zipfile.BadZipFile, zlib.error, EOFError, OSError)  # what a damaged archive raises
 
 
@@ -44,10 +48,10 @@ class Images:
         self.array, self.shape = pixels, pixels.shape[1:]
         if labels is not None:
             whole = labels.dtype.kind in "iu" and labels.shape == pixels.shape[:1]
-            if not whole or labels.min() < 0:
+            if not whole or labels.min() < 0 or labels.max() >= CLASSES:
                 raise ValueError(
-                    f"labels must be {len(pixels)} whole numbers from 0 on, one per image; got "
-                    f"{labels.dtype} {labels.shape}" + (f" from {labels.min()}" if whole else "")
+                    f"labels must be {len(pixels)} whole numbers in [0, {CLASSES}), one per image; got {labels.dtype} "
+                    f"{labels.shape}" + (f" from {labels.min()} to {labels.max()}" if whole else "")
                 )
             self.labels = torch.from_numpy(labels.astype(np.int64))
 
@@ -87,12 +91,15 @@ class Images:
 class Folder(Images):
     """Image files in a folder and below it, in the order of their names; subfolders are classes.
 
+    Names that begin with a dot are skipped. The header of every file is read at once, its pixels when
+    they are asked for; a photo that is to be shown turned (EXIF) is turned.
+
     size    images are cropped to the centre square and scaled to this size (default: the first's)
     exact   images are taken as they are, in RGB, and must all have the first one's size
     """
 
     def __init__(self, root: Path, size: int | None = None, exact: bool = False):
-        self.files = sorted(p for p in root.rglob("*") if p.suffix.lower() in SUFFIXES)
+        self.files = sorted(p for p in root.rglob("*") if p.suffix.lower() in SUFFIXES and _is_ours(p, root))
         if not self.files:
             raise FileNotFoundError(f"{root}: no image files ({', '.join(SUFFIXES)}) in it")
         folders = sorted({p.parent for p in self.files})
@@ -103,6 +110,8 @@ class Folder(Images):
         self.shape = self._decode(self.files[0]).shape
         self._side = self._side or self.size
         self._pool = ThreadPoolExecutor(4)
+        for path, channels in zip(self.files, self._pool.map(self._channels, self.files), strict=True):
+            self._check(path, (channels, *self.shape[1:]))
 
     def __len__(self) -> int:
         return len(self.files)
@@ -111,17 +120,27 @@ class Folder(Images):
         files = [self.files[i] for i in index.tolist()]
         found = list(self._pool.map(self._decode, files))
         for path, p in zip(files, found, strict=True):
-            if p.shape != self.shape:
-                raise ImageError(
-                    f"{path} is {_kind(p.shape)}, but {self.files[0].name} is {_kind(self.shape)}: "
-                    "all images of a folder must be alike"
-                )
+            self._check(path, p.shape)
         return torch.from_numpy(np.stack(found))
 
+    def _check(self, path: Path, shape: tuple[int, ...]) -> None:
+        if shape != self.shape:
+            raise ImageError(
+                f"{path} is {_kind(shape)}, but {self.files[0].name} is {_kind(self.shape)}: "
+                "all images of a folder must be alike"
+            )
+
+    def _channels(self, path: Path) -> int:
+        """Channels of an image, by its header."""
+        with open_image(path, path, decode=False) as image:
+            return 1 if image.mode in ("1", "L") and not self._exact else 3
+
     def _decode(self, path: Path) -> np.ndarray:
-        from PIL import Image
+        from PIL import Image, ImageOps
 
         image = open_image(path, path)
+        with contextlib.suppress(SyntaxError, ValueError, OSError):  # EXIF data that cannot be read
+            ImageOps.exif_transpose(image, in_place=True)
         image = image.convert("L" if image.mode in ("1", "L") and not self._exact else "RGB")
         if not self._exact:
             image = central_square(image)
@@ -136,14 +155,15 @@ def to_uint8(x: Tensor) -> Tensor:
     return ((x.detach().float().cpu() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
 
 
-def open_image(file: Path | IO[bytes], name: object) -> Image.Image:
-    """A picture of 8 bits per channel, decoded; raises ImageError with its `name` otherwise."""
+def open_image(file: Path | IO[bytes], name: object, decode: bool = True) -> Image.Image:
+    """A picture of 8 bits per channel, decoded or its header only; else ImageError with its `name`."""
     from PIL import Image
 
     try:
         image = Image.open(file)
         mode = image.mode
-        image.load()
+        if decode:
+            image.load()
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise ImageError(f"{name} cannot be read as an image ({error}); remove it") from error
     if mode.startswith(("I", "F")):  # 16 or 32 bits: converting them clips, to white for the most
@@ -156,6 +176,12 @@ def central_square(image: Image.Image) -> Image.Image:
     side = min(image.size)
     left, top = (image.width - side) // 2, (image.height - side) // 2
     return image.crop((left, top, left + side, top + side))
+
+
+def _is_ours(path: Path, root: Path) -> bool:
+    """Whether it is a file without a dot in front of a name on its way; a dead link is, to be refused."""
+    hidden = any(name.startswith(".") for name in path.relative_to(root).parts)
+    return not hidden and (path.is_file() or not path.exists())
 
 
 def _kind(shape: tuple[int, ...]) -> str:
@@ -178,6 +204,12 @@ def read_npz(path: Path) -> Images:
             labels = archive.get("arr_1")
         return Images(pixels.transpose(0, 3, 1, 2), labels)
     except (*UNREADABLE, KeyError) as error:
+        if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            where = tempfile.gettempdir()
+            raise ValueError(
+                f"{path}: no room in {where} to unpack it ({error}); set TMPDIR to a folder with more, "
+                "or write it with np.savez, which does not compress"
+            ) from error
         raise ValueError(f"{path} is not a readable npz ({error}); write it again") from error
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
@@ -196,10 +228,14 @@ def _mapped(path: Path, name: str) -> np.ndarray:
                 shape, fortran, dtype = np.lib.format.read_array_header_1_0(member)
             else:
                 shape, fortran, dtype = np.lib.format.read_array_header_2_0(member)
+            packed = info.compress_type != zipfile.ZIP_STORED
+            held = (info.file_size if packed else info.compress_size) - member.tell()
+            if not dtype.hasobject and math.prod(shape) * dtype.itemsize != held:
+                raise ValueError(f"{name} is said to be {dtype} {shape}, but it holds {held} bytes; write it again")
             if 0 in shape:
                 return np.empty(shape, dtype)
             order: Literal["F", "C"] = "F" if fortran else "C"
-            if info.compress_type != zipfile.ZIP_STORED:
+            if packed:
                 with tempfile.TemporaryFile() as file:
                     shutil.copyfileobj(member, file)
                     return np.memmap(file, dtype, "r", 0, shape, order)

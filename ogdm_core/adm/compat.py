@@ -3,6 +3,7 @@
 Nothing here knows of the method. Each piece stands alone and names the failure that it prevents.
 """
 
+import contextlib
 import io
 import os
 import socket
@@ -10,14 +11,14 @@ import sys
 import time
 import traceback
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy
 import torch
 from torch import distributed as dist
 
-from ..checkpoints import reading
+from ..checkpoints import DamagedError, reading
 from ..distributed import leave_at_exit
 from ..sealed import blobfile
 
@@ -47,6 +48,16 @@ def load_state_dict(path: str, **kwargs) -> Any:
         return torch.load(io.BytesIO(file.read()), weights_only=True, **kwargs)
 
 
+@contextlib.contextmanager
+def refusals() -> Iterator[None]:
+    """Around checks, or a function of checks: what the user can mend is reported in one line; see `abort_on_error`."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        error.refusal = True  # type: ignore[union-attr]
+        raise
+
+
 def set_up_together(setup_dist: Callable[[], None]) -> Callable[[], None]:
     """Upstream's `setup_dist`; then an exception on one rank ends all, also on several hosts."""
 
@@ -54,14 +65,14 @@ def set_up_together(setup_dist: Callable[[], None]) -> Callable[[], None]:
         from mpi4py import MPI
 
         world = MPI.COMM_WORLD
+        abort_on_error(world)
         if world.size > 1:
-            abort_on_error(world)
             hosts = world.allgather(MPI.Get_processor_name())
             if len(set(hosts)) > 1 and not dist.is_initialized():
                 _init_gloo_over(hosts, world)
         setup_dist()
+        abort_on_error(world)  # again: torch's own hook, now in front, drops the report
         if world.size > 1:
-            abort_on_error(world)  # again: torch's own hook, now in front, drops the report
             leave_at_exit()
 
     return set_up
@@ -85,7 +96,7 @@ def _init_gloo_over(hosts: list[str], world) -> None:
 
 
 def abort_on_error(world) -> None:
-    """Makes an uncaught exception on one rank end all of them.
+    """Makes an uncaught exception on one rank end all of them; a refusal is shown without its traceback.
 
     Without it the failed rank waits in MPI_Finalize for the others, and they for its gradients:
     the deadlock that mpi4py's manual describes under "Exceptions and deadlocks".
@@ -93,8 +104,9 @@ def abort_on_error(world) -> None:
     pid = os.getpid()
 
     def end_the_job(kind, value, trace) -> None:
-        report = "".join(traceback.format_exception(kind, value, trace))
-        if os.getpid() != pid:  # a data loader's worker reports to its parent
+        refusal = isinstance(value, DamagedError) or getattr(value, "refusal", False)
+        report = f"error: {value}\n" if refusal else "".join(traceback.format_exception(kind, value, trace))
+        if os.getpid() != pid or world.size == 1:  # a data loader's worker reports to its parent
             sys.stderr.write(report)
             return
         sys.stdout.flush()

@@ -8,8 +8,10 @@ from typing import Any
 from torch import distributed as dist
 
 from ..sealed import blobfile
+from .compat import refusals
 
 
+@refusals()
 def check(flags: argparse.Namespace, classes: int, image_datasets: Any) -> None:
     """ValueError for what upstream trains on wrongly, or waits on for ever, without a word.
 

@@ -19,6 +19,7 @@ from .. import sealed
 from ..distributed import gather
 from ..random import global_state, set_global_state
 from ..sealed import Checkpoint, blobfile
+from .compat import refusals
 
 
 class ReplayableData:
@@ -90,6 +91,7 @@ def newest(folder: str, rates: Iterable[float]) -> str:
     return sealed.newest((checkpoint(folder, step, rates) for step in steps), folder)
 
 
+@refusals()
 def check(model: str, rates: list[float]) -> dict[str, Any]:
     """The state beside the resumed model; ValueError where the checkpoint is not complete."""
     folder, name = os.path.split(model)
@@ -108,6 +110,7 @@ def check(model: str, rates: list[float]) -> dict[str, Any]:
         ) from error
 
 
+@refusals()
 def load(loop, state: dict[str, Any], logger: Any) -> None:
     """Continues from the state beside the resumed model, as if never stopped.
 

@@ -5,6 +5,7 @@ Upstream counts a network's time from 0, the paper from 1: t = index + 1.
 
 import argparse
 import functools
+import itertools
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from ..observer import Observer
 from ..schedule import DiscreteVP
 from ..solvers import ConditionalEpsFn
 from . import data, resume
+from .compat import refusals
 
 Upstream: Any = object  # TrainLoop, once it is mixed in
 
@@ -114,7 +116,8 @@ class ObservedLoop(Upstream):
     observer: Observer | None = None
 
     def __init__(self, *, flags: argparse.Namespace, **kwargs: Any):
-        config, self.init_checkpoint = from_args(flags, "adm"), flags.init_checkpoint
+        with refusals():
+            config, self.init_checkpoint = from_args(flags, "adm"), flags.init_checkpoint
         self.resumed = train_util.find_resume_checkpoint() or flags.resume_checkpoint
         if config and self.resumed:
             rates = [float(rate) for rate in str(flags.ema_rate).split(",")]
@@ -139,6 +142,7 @@ class ObservedLoop(Upstream):
         if self.resumed:
             resume.load(self, state, logger)
 
+    @refusals()
     def _load_and_sync_parameters(self) -> None:
         path = self.init_checkpoint
         if path and self.resumed:
@@ -186,4 +190,5 @@ class ObservedLoop(Upstream):
     def _stop_if_not_finite(self) -> None:
         good = functools.partial(resume.newest, train_util.get_blob_logdir(), self.ema_rate)
         step = f"step {self.step + self.resume_step}"
-        stop_if_not_finite(self.mp_trainer.master_params, step, good)
+        weights = [*self.mp_trainer.master_params, *itertools.chain(*self.ema_params)]
+        stop_if_not_finite(weights, step, good)

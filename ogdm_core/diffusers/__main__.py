@@ -8,7 +8,9 @@ EMA weights. `OUT/checkpoint.pt` holds the rest; Ctrl-C saves it, and the same c
 """
 
 import argparse
+import contextlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from ..cli import Parser, number
@@ -20,9 +22,9 @@ def parser() -> argparse.ArgumentParser:
     """Every flag of a run."""
     p = Parser(prog="python -m ogdm_core.diffusers", description=__doc__)
     add, count, share = p.add_argument, number(int, 1), number(float, 0, 1)
-    rate, seed = number(float, 0), number(int, 0, 2**31)
+    rate, seed = number(float, 0, 1e37), number(int, 0, 2**31)  # Adam divides the rate by 0.1
     add("--data", default="digits", help="digits, mnist, an .npz or a folder (default: digits)")
-    add("--size", type=count, help="image size, where the data can be resized")
+    add("--size", type=number(int, 1, 2**15), help="image size, where the data can be resized")
     add("--output", required=True, type=Path, help="folder to write")
     add("--model", help="folder in diffusers' format, or a hub name; absent: from scratch")
     add("--channels", default="24,32", help="U-Net width per level, from scratch (default: 24,32)")
@@ -34,7 +36,7 @@ def parser() -> argparse.ArgumentParser:
     add("--scale-shift", action="store_true", help="time scales and shifts its norms, from scratch")
     add("--class-cond", action="store_true", help="train on the data's labels, from scratch")
     add("--steps", type=count, default=2000, help="optimiser steps in all (default: 2000)")
-    add("--batch-size", type=count, default=64, help="images per process and step (default: 64)")
+    add("--batch-size", type=number(int, 1, 2**20), default=64, help="images per process and step (default: 64)")
     add("--accumulate", type=count, default=1, help="microbatches per step (default: 1)")
     add("--lr", type=rate, default=1e-4, help="learning rate (default: 1e-4)")
     add("--anneal", action="store_true", help="lower both learning rates linearly to 0")
@@ -53,6 +55,19 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
+@contextlib.contextmanager
+def memory_errors_named() -> Iterator[None]:
+    """Turns the errors of numpy, PIL and torch where memory is short into one OSError with advice."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        words = ("allocate memory", "out of memory", "bad_alloc", "overflowed")
+        if not isinstance(error, MemoryError) and not any(word in str(error) for word in words):
+            raise
+        why = (str(error).splitlines() or ["MemoryError"])[0]
+        raise OSError(f"not enough memory ({why}); give a smaller --batch-size, --channels or --size") from error
+
+
 def main(argv: list[str] | None = None) -> int:
     """Trains; returns the exit code: 0 when done, 130 when stopped before."""
     p = parser()
@@ -60,14 +75,16 @@ def main(argv: list[str] | None = None) -> int:
     try:
         from .train import Trainer  # takes seconds, and needs packages that may be missing
 
-        trainer = Trainer(args)
+        with memory_errors_named():
+            trainer = Trainer(args)
     except ModuleNotFoundError as error:
         extra = "ldm" if error.name == "tensorboard" else "diffusers"
         p.error(f"{error}; pip install -e '.[{extra}]' in a clone brings the trainer's packages")
     except (ValueError, OSError, ImportError) as error:
         p.error(str(error))
     try:
-        finished = trainer.train()
+        with memory_errors_named():
+            finished = trainer.train()
     except (ImageError, OSError) as error:  # a bad image, a full disk; any other is a bug
         p.error(str(error))
     if not finished:

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ..files import read_json
 from ..forward import Recorder
 from ..observer import Observer
 from ..schedule import DiscreteVP, expand
@@ -18,11 +19,14 @@ from ..solvers import ConditionalEpsFn
 
 
 def check_model(path: str) -> None:
-    """Raises FileNotFoundError unless `path` is in diffusers' format or may be a hub name."""
+    """Raises unless `path` is a folder in diffusers' format or may be a hub name."""
     if not Path(path).exists() and path.count("/") != 1:
         raise FileNotFoundError(f"there is no folder {path!r}, and it is not a hub name OWNER/NAME")
     if Path(path).exists() and not Path(path, "unet").is_dir():
         raise FileNotFoundError(f"{path!r} has no unet/ folder; is it a model in diffusers' format?")
+    for config in (Path(path, "unet/config.json"), Path(path, "scheduler/scheduler_config.json")):
+        if config.is_file():
+            read_json(config)
 
 
 def load_model(path: str) -> tuple[Any, Any]:
@@ -30,10 +34,10 @@ def load_model(path: str) -> tuple[Any, Any]:
     check_model(path)
     from diffusers import DDPMScheduler, UNet2DModel  # images are evaluated without this package, too
 
-    return (
-        UNet2DModel.from_pretrained(path, subfolder="unet"),
-        DDPMScheduler.from_pretrained(path, subfolder="scheduler"),
-    )
+    unet, info = UNet2DModel.from_pretrained(path, subfolder="unet", output_loading_info=True)
+    if lost := info["missing_keys"]:
+        raise ValueError(f"{path}/unet lacks {len(lost)} of the network's tensors, such as {min(lost)}; get it again")
+    return unet, DDPMScheduler.from_pretrained(path, subfolder="scheduler")
 
 
 def schedule_of(scheduler, sigma_data: float = 0.5) -> DiscreteVP:

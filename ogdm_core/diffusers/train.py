@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import shlex
+import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -16,11 +17,12 @@ import torch
 from accelerate import Accelerator
 from diffusers import DDPMPipeline, DDPMScheduler, UNet2DModel
 from diffusers.training_utils import EMAModel
+from safetensors import SafetensorError
 from torch import Tensor
 from tqdm import tqdm
 
 from .. import images as data_sets
-from ..checkpoints import differences, format_differences, reading, stop_if_not_finite
+from ..checkpoints import DamagedError, all_finite, differences, format_differences, reading, stop_if_not_finite
 from ..config import OGDMConfig
 from ..discriminator import Discriminator
 from ..files import atomic_write, check_writable, write_json
@@ -31,6 +33,7 @@ from ..samplers import sample
 from .model import check_model, load_model, make_eps_fn, schedule_of, training_loss
 
 CHECKPOINT = "checkpoint.pt"
+FORMAT = 1  # of that file; those of earlier versions have no number
 EMA = 0.999
 # Settings that may be changed on purpose when a run is continued.
 FREE = {"lr", "seed", *(f"ogdm_{f.name}" for f in fields(OGDMConfig))} - {
@@ -117,6 +120,10 @@ class Trainer:
     def _build(self, channels: list[int]) -> None:
         """The network with its average and its optimiser, the noise schedule, the observer."""
         a, images = self.args, self.images
+        env = os.environ
+        if env.get("WORLD_SIZE", "1") != "1":
+            where = f"{env.get('MASTER_ADDR', 'localhost')}:{env.get('MASTER_PORT', '')}"
+            print(f"rank {env.get('RANK', 0)}: waiting for {env['WORLD_SIZE']} processes at {where}", file=sys.stderr)
         self.accelerator = Accelerator(mixed_precision=a.mixed_precision)
         torch.manual_seed(a.seed)
         if a.model:
@@ -251,6 +258,7 @@ class Trainer:
             return
         out = self.args.output
         state = {
+            "format": FORMAT,
             "step": self.step,
             "unet": self.unet.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -266,7 +274,15 @@ class Trainer:
         self.ema.store(self.unet.parameters())
         self.ema.copy_to(self.unet.parameters())
         pipeline: Any = DDPMPipeline(unet=self.unet, scheduler=self.scheduler)
-        pipeline.save_pretrained(out)
+        try:
+            pipeline.save_pretrained(out)
+        except (SafetensorError, OSError) as error:
+            raise OSError(
+                f"the model could not be written to {out} ({error}); {out / CHECKPOINT} is whole: make room, "
+                "and the same command continues from there"
+            ) from error
+        for weights in out.glob("unet/*.safetensors"):  # safetensors makes them the owner's alone
+            shutil.copymode(out / "unet" / "config.json", weights)
         if self.board:
             self.board.add_images("samples, Euler 10", self._samples(), self.step)
             self.board.flush()
@@ -291,7 +307,7 @@ class Trainer:
     def _stop_if_not_finite(self) -> None:
         path = self.args.output / CHECKPOINT
         good = f"the last good checkpoint is {path}" if path.exists() else "there is no checkpoint"
-        stop_if_not_finite(self.unet.parameters(), f"step {self.step}", lambda: good)
+        stop_if_not_finite([*self.unet.parameters(), *self.ema.shadow_params], f"step {self.step}", lambda: good)
 
     def _identity(self) -> dict[str, Any]:
         """The settings of a run; those not in FREE must not change between stop and resume."""
@@ -314,8 +330,13 @@ class Trainer:
         again = f"delete it to start over, or go on from the last model: --model {path.parent}"
         with reading(path, again):
             state = torch.load(path, map_location=self.accelerator.device, weights_only=True)
-        saved = {"x0_weight": 1.0} | state["run"]  # a file from before that flag lacks it
-        differ = differences(_flat(saved), _flat(self._identity()))
+            if state.get("format", 0) > FORMAT:
+                raise DamagedError(
+                    f"{path} has format {state['format']}, and this version reads up to {FORMAT}; continue it with "
+                    "the version that wrote it, or give another --output"
+                )
+            saved = {"x0_weight": 1.0} | state["run"]  # a file from before that flag lacks it
+            differ = differences(_flat(saved), _flat(self._identity()))
         if fixed := set(differ) - FREE:
             raise ValueError(
                 f"{path} was made with other settings ({format_differences(differ, fixed)}); repeat the first "
@@ -323,15 +344,20 @@ class Trainer:
             )
         if differ:
             self.accelerator.print(f"continuing with other settings: {format_differences(differ)}")
-        self.unet.load_state_dict(state["unet"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.ema.shadow_params = [p.to(self.accelerator.device) for p in state["ema"]]
-        self.ema.optimization_step = state["ema_steps"]
+        with reading(path, again):
+            self.unet.load_state_dict(state["unet"])
+            self.optimizer.load_state_dict(state["optimizer"])
+            weights, average = list(self.unet.parameters()), [p.to(self.accelerator.device) for p in state["ema"]]
+            if [p.shape for p in average] != [p.shape for p in weights] or not all_finite([*weights, *average]):
+                raise ValueError("its weights or their average do not fit the network, or are not finite")
+            self.ema.shadow_params, self.ema.optimization_step = average, state["ema_steps"]
+            if self.accelerator.scaler:
+                self.accelerator.scaler.load_state_dict(state["scaler"])
+            self.step, self.history, observer = state["step"], state["history"], state["observer"]
+            if self.step < 0:
+                raise ValueError(f"it is at step {self.step}")
         if self.observer:
-            self.observer.load_state_dict(state["observer"])
-        if self.accelerator.scaler:
-            self.accelerator.scaler.load_state_dict(state["scaler"])
-        self.step, self.history = state["step"], state["history"]
+            self.observer.load_state_dict(observer)
         self.accelerator.print(f"continuing {path} at step {self.step} of {self.args.steps}")
 
     def _stop_together(self) -> bool:

@@ -10,6 +10,7 @@ The definitions are those of ADM's evaluator, so that numbers can be set beside 
 Everything runs in tiles: no N x N matrix is ever held.
 """
 
+import math
 import warnings
 from typing import Any
 
@@ -20,6 +21,7 @@ TILE = 1_000
 # ADM's evaluator compares sets in tiles of this many rows and columns, and computes a tile again in
 # single precision if half precision overflows in it. Only then does the tile's size matter.
 ADM_TILE = 10_000
+LARGE = 2.0**50  # single precision holds the squared distances of features below this
 
 
 def fid(features_a: Tensor, features_b: Tensor) -> float:
@@ -102,7 +104,7 @@ def frechet_distance(mu1: Any, cov1: Any, mu2: Any, cov2: Any) -> float:
 
 def precision_recall(reference: Tensor, samples: Tensor, k: int = 3) -> tuple[float, float]:
     """Improved precision and recall of samples [M, D] against a reference [N, D]."""
-    x, y = _finite(reference, "reference"), _finite(samples, "samples")
+    x, y = _in_range(_finite(reference, "reference"), _finite(samples, "samples"))
     radii_x, radii_y = manifold_radii(x, k), manifold_radii(y, k)
     x_in, y_in = (torch.zeros_like(radii, dtype=torch.bool) for radii in (radii_x, radii_y))
     size = _tile(x, y)
@@ -112,6 +114,12 @@ def precision_recall(reference: Tensor, samples: Tensor, k: int = 3) -> tuple[fl
             u_in |= (d <= r_v).any(1)
             v_in |= (d <= r_u[:, None]).any(0)
     return int(y_in.sum()) / len(y_in), int(x_in.sum()) / len(x_in)
+
+
+def _in_range(*sets: Tensor) -> tuple[Tensor, ...]:
+    """The sets as they are or, where one holds LARGE features, all divided by one power of two."""
+    largest = max(float(torch.stack(x.aminmax()).abs().max()) for x in sets)
+    return sets if largest < LARGE else tuple(x / 2.0 ** math.floor(math.log2(largest)) for x in sets)
 
 
 def manifold_radii(x: Tensor, k: int = 3) -> Tensor:

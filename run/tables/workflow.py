@@ -33,7 +33,7 @@ def workflow(
     where = ["--profile", str(HERE / "slurm")] if slurm else ["--cores", str(jobs)]
     command = [
         sys.executable, "-m", "snakemake", "--snakefile", str(HERE / "Snakefile"),
-        "--directory", str(out), "--config", f"plan={plan}",
+        "--directory", str(out), "--config", f"plan={plan.relative_to(out)}",  # is read as YAML: no path of the user's
         # The keys in the folders' names say what is to be run again. Each job locks its own folder.
         "--rerun-triggers", "mtime", "--ignore-incomplete", "--nolock", "--keep-going",
         "--scheduler", "greedy", "--quiet", "host", "reason", *where, *native,

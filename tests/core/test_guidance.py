@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from ogdm_core import DiscreteVP, KarrasVE, sample
+from ogdm_core.checkpoints import read_safetensors
 from ogdm_core.guidance import (
     Guide,
     correction,
@@ -165,6 +166,11 @@ def test_other_files_are_refused(tmp_path):
     path = tmp_path / "weights.safetensors"
     save_file({"w": torch.zeros(1)}, path)
     with pytest.raises(ValueError, match="is not a guide"):
+        load_guide(path)
+    save_guide(path, Guide(1, 8))
+    weights, about = read_safetensors(path)
+    save_file(weights, path, about | {"channels": "x"})
+    with pytest.raises(ValueError, match="weights.safetensors is damaged.*invalid literal.*guidance.sh train"):
         load_guide(path)
     path.write_bytes(b"nothing")
     with pytest.raises(ValueError, match="not a safetensors file"):

@@ -35,6 +35,7 @@ def parser() -> argparse.ArgumentParser:
         ("--sampler ddim", "s-pndm"),
         ("--sampler stochastic --eta nan", "--eta: nan is not allowed"),
         ("--sampler stochastic --eta 5", "--eta: 5 is not allowed"),
+        ("--eta nan", "--eta: nan is not allowed"),
         ("--sampler euler --batch_size 0", "--batch_size: 0 is not allowed"),
         ("--npz .", "--npz: cannot write"),
         (f"--npz {__file__}/x.npz", "--npz: cannot write"),

@@ -1,8 +1,11 @@
 """Damaged data: every fault ends in one line that names the file and says what to do."""
 
+import errno
 import io
 import json
+import os
 import pickle
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -10,6 +13,7 @@ import zipfile
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from ogdm_core import files
@@ -33,15 +37,24 @@ def npz(save=np.savez, **arrays) -> bytes:
     return file.getvalue()
 
 
+def lying(save=np.savez) -> bytes:
+    """An archive whose arr_0 says four images and holds one; another array follows."""
+    data = npz(save, arr_0=PIXELS[:1], arr_1=np.arange(4), more=PIXELS)
+    with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(file := io.BytesIO(), "w") as new:
+        for info in old.infolist():
+            new.writestr(info, old.read(info).replace(b"(1, 8, 8, 3)", b"(4, 8, 8, 3)"), info.compress_type)
+    return file.getvalue()
+
+
 def flipped(data: bytes, at: int) -> bytes:
     return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
 
 
 WIDE = png(np.full((8, 8), 40_000, np.uint16))  # 16 bits: clipping would make it white
-# A file of a folder of images, whose other one is good.
+# A file of a folder of images, whose other one is good. All but "cut short" are found before training.
 PICTURES = {
-    "16 bits": (WIDE, "bad.png has mode I;16; save it as 8-bit"),
     "cut short": (png(PIXELS[0])[:60], "bad.png cannot be read as an image .*; remove it"),
+    "16 bits": (WIDE, "bad.png has mode I;16; save it as 8-bit"),
     "no picture": (b"junk", "bad.png cannot be read as an image .*; remove it"),
     "empty": (b"", "bad.png cannot be read as an image"),
     "broken chunk": (flipped(png(PIXELS[0]), 14), "bad.png cannot be read as an image"),
@@ -58,6 +71,9 @@ ARRAYS = {
     "rows": (npz(arr_0=PIXELS[:, 0, 0]), r"must be \[N, H, W, C\]"),
     "floats": (npz(arr_0=PIXELS / 255), r"arr_0 is float64.*astype\('uint8'\)"),
     "a label below 0": (npz(arr_0=PIXELS, arr_1=np.array([0, 1, -1, 2])), "bad.npz: .* from -1"),
+    "a label of 2^40": (npz(arr_0=PIXELS, arr_1=np.array([0, 1, 2, 2**40])), "bad.npz: .* to 1099511627776"),
+    "fewer than said": (lying(), r"bad.npz: arr_0 is said to be uint8 \(4, 8, 8, 3\), but it holds 192 bytes"),
+    "fewer, packed": (lying(np.savez_compressed), "bad.npz: arr_0 is said to be uint8 .* write it again"),
     "labels missing": (npz(arr_0=PIXELS, arr_1=np.arange(3)), "bad.npz: labels must be 4 whole"),
     "labels in parts": (npz(arr_0=PIXELS, arr_1=np.ones(4)), "bad.npz: labels must be 4 whole"),
     "labels as objects": (npz(arr_0=PIXELS, arr_1=np.array([None] * 4)), "bad.npz: Object arrays"),
@@ -81,11 +97,55 @@ def cases(faults):
 def test_pictures(tmp_path, data, says):
     (tmp_path / "a.png").write_bytes(png(PIXELS[0]))
     (tmp_path / "bad.png").write_bytes(data)
-    for images in (load(str(tmp_path)), open_source(tmp_path).images):
+    late = data == PICTURES["cut short"][0]
+    for opens in (lambda: load(str(tmp_path)), lambda: open_source(tmp_path).images):
+        images = opens() if late else None
         with pytest.raises(ValueError, match=says):
-            images.all()
+            images.all() if images else opens()
     with pytest.raises(ValueError, match=says):
         lsun.prepare(tmp_path, tmp_path / "out", expect=None)
+
+
+def test_a_grey_picture_among_others_is_found_before_training(tmp_path):
+    (tmp_path / "a.png").write_bytes(png(PIXELS[0]))
+    (tmp_path / "b.png").write_bytes(png(PIXELS[0, :, :, 0]))
+    with pytest.raises(ValueError, match="b.png is 8x8 with 1 channels, but a.png is 8x8 with 3"):
+        load(str(tmp_path))
+
+
+def test_what_is_no_picture_of_the_users_is_skipped(tmp_path):
+    (tmp_path / "a.png").write_bytes(png(PIXELS[0]))
+    (tmp_path / "folder.png").mkdir()
+    os.mkfifo(tmp_path / "fifo.png")
+    for hidden in (tmp_path / "._a.png", tmp_path / ".ipynb_checkpoints" / "a-checkpoint.png"):
+        hidden.parent.mkdir(exist_ok=True)
+        hidden.write_bytes(png(PIXELS[1]))
+    images = load(str(tmp_path))
+    assert [file.name for file in images.files] == ["a.png"] and images.classes == 0
+    (tmp_path / "lost.png").symlink_to("nowhere")
+    with pytest.raises(ValueError, match="lost.png cannot be read"):
+        load(str(tmp_path))
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_photo_is_turned_as_its_exif_says(tmp_path, damaged):
+    picture, exif = Image.fromarray(PIXELS[0]), Image.Exif()
+    exif[0x0112] = 6  # shown turned by a quarter, clockwise
+    data = b"Exif\0\0junk" if damaged else exif.tobytes()
+    picture.save(tmp_path / "a.webp", lossless=True, exif=data)
+    expected = PIXELS[0] if damaged else np.rot90(PIXELS[0], -1)
+    for images in (load(str(tmp_path)), open_source(tmp_path).images):
+        assert np.array_equal(images.pixels(torch.zeros(1, dtype=int))[0].permute(1, 2, 0), expected)
+
+
+def test_no_room_to_unpack_is_not_blamed_on_the_file(tmp_path, monkeypatch):
+    def full(source, target):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    (tmp_path / "a.npz").write_bytes(npz(np.savez_compressed, arr_0=PIXELS))
+    monkeypatch.setattr(shutil, "copyfileobj", full)
+    with pytest.raises(ValueError, match="a.npz: no room in .*set TMPDIR to a folder with more"):
+        load(str(tmp_path / "a.npz"))
 
 
 @cases(ARRAYS)

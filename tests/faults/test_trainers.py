@@ -9,6 +9,7 @@ import argparse
 import io
 import json
 import pickle
+import shutil
 import subprocess
 import sys
 import types
@@ -19,6 +20,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 
 from ogdm_core import (
     DiscreteVP,
@@ -33,10 +36,12 @@ from ogdm_core.adm import compat as compat_adm
 from ogdm_core.adm import data as data_adm
 from ogdm_core.adm import resume as resume_adm
 from ogdm_core.diffusers import __main__ as trainer
+from ogdm_core.diffusers import train
 from ogdm_core.edm import compat as compat_edm
 from ogdm_core.edm import resume as resume_edm
 from ogdm_core.ldm import compat as compat_ldm
 from ogdm_core.ldm import sample as sample_ldm
+from run.evaluate import __main__ as evaluate
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -411,6 +416,141 @@ def test_diffusers_names_a_damaged_checkpoint(tmp_path, damage, capsys):
     assert end.value.code == 2 and "checkpoint.pt is damaged" in said and "start over" in said
 
 
+def _nan(tensors: list) -> list:
+    return [torch.full_like(tensors[0], torch.nan), *tensors[1:]]
+
+
+CHECKPOINTS = {  # what becomes of a good one of step 1, and the words
+    "no average": (lambda s: {k: v for k, v in s.items() if k != "ema"}, "is damaged.*'ema'.*start over"),
+    "no settings": (lambda s: {k: v for k, v in s.items() if k != "run"}, "is damaged.*'run'.*start over"),
+    "a list": (lambda s: [s], "is damaged, or no checkpoint .*start over"),
+    "settings of a list": (lambda s: s | {"run": [1]}, "is damaged, or no checkpoint .*start over"),
+    "short average": (lambda s: s | {"ema": s["ema"][:-1]}, "is damaged.*average do not fit"),
+    "average of numbers": (lambda s: s | {"ema": [1, 2]}, "is damaged.*start over"),
+    "NaN in the average": (lambda s: s | {"ema": _nan(s["ema"])}, "is damaged.*are not finite"),
+    "step -5": (lambda s: s | {"step": -5}, "is damaged.*it is at step -5"),
+    "format 99": (lambda s: s | {"format": 99}, "has format 99, and this version reads up to 1; continue it with"),
+}
+
+
+@pytest.fixture(scope="module")
+def one_step(tmp_path_factory):
+    """A folder with the model and the checkpoint of one step."""
+    folder = tmp_path_factory.mktemp("one step")
+    trainer.main(["--output", str(folder), *TINY, "--steps", "1"])
+    return folder
+
+
+@pytest.mark.parametrize("fault", CHECKPOINTS)
+def test_diffusers_refuses_a_checkpoint_that_is_none_of_its_own(tmp_path, one_step, fault, refused):
+    change, words = CHECKPOINTS[fault]
+    state = torch.load(one_step / "checkpoint.pt", weights_only=True)
+    torch.save(change(state), tmp_path / "checkpoint.pt")
+    before = (tmp_path / "checkpoint.pt").read_bytes()
+    with refused(f"checkpoint.pt {words}"):
+        trainer.main(["--output", str(tmp_path), *TINY])
+    assert (tmp_path / "checkpoint.pt").read_bytes() == before
+
+
+def test_diffusers_continues_a_checkpoint_without_a_format(tmp_path, one_step):
+    state = torch.load(one_step / "checkpoint.pt", weights_only=True)
+    assert state.pop("format") == 1
+    torch.save(state, tmp_path / "checkpoint.pt")
+    assert trainer.main(["--output", str(tmp_path), *TINY, "--steps", "2"]) == 0
+
+
+def test_diffusers_looks_at_the_average_that_it_exports(tmp_path):
+    args = trainer.parser().parse_args(["--output", str(tmp_path), *TINY])
+    run = train.Trainer(args)
+    run.ema.shadow_params[0][0] = torch.nan
+    with pytest.raises(SystemExit, match="weights are not finite"):
+        run.save()
+    assert not list(tmp_path.iterdir())
+
+
+def test_adm_looks_at_the_averages_that_it_saves(patched):
+    code = (
+        "import torch, types\nfrom ogdm_core.adm import train\n"
+        "train.train_util.get_blob_logdir = lambda: '.'\n"
+        "master = types.SimpleNamespace(master_params=[torch.ones(2)])\n"
+        "loop = types.SimpleNamespace(mp_trainer=master, step=3, resume_step=0, ema_rate=[0.9],\n"
+        "    ema_params=[[torch.full((2,), torch.nan)]])\n"
+        "train.ObservedLoop._stop_if_not_finite(loop)\n"
+    )
+    env = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
+    line, where = [sys.executable, "-c", code], patched("guided-diffusion")
+    done = subprocess.run(line, cwd=where, env=env, capture_output=True, text=True)
+    assert done.returncode == 1 and "at step 3 the denoiser's weights are not finite" in done.stderr, done.stderr
+
+
+def _without(name: str):
+    def harm(folder: Path) -> None:
+        weights = folder / "unet" / "diffusion_pytorch_model.safetensors"
+        save_file({k: v for k, v in load_file(weights).items() if k != name}, weights)
+
+    return harm
+
+
+MODELS = {
+    "a tensor less": (_without("conv_in.weight"), "unet lacks 1 of the network's tensors, such as conv_in.weight; get"),
+    "deep": (lambda f: (f / "unet" / "config.json").write_text("[" * 200_000), "unet/config.json cannot be read"),
+    "no JSON": (lambda f: (f / "unet" / "config.json").write_text("{"), "unet/config.json cannot be read as JSON"),
+    "a list": (lambda f: (f / "unet" / "config.json").write_text("[]"), "unet/config.json holds a list"),
+    "schedule": (lambda f: (f / "scheduler/scheduler_config.json").write_text("{" * 9), "scheduler_config.json cannot"),
+}
+
+
+@pytest.mark.parametrize("fault", MODELS)
+def test_a_damaged_model_is_named(tmp_path, one_step, fault, refused):
+    harm, words = MODELS[fault]
+    for part in ("unet", "scheduler"):
+        shutil.copytree(one_step / part, tmp_path / "model" / part)
+    harm(tmp_path / "model")
+    with refused(words):
+        trainer.main(["--output", str(tmp_path / "out"), *TINY, "--model", str(tmp_path / "model")])
+    if "unet/config.json" in words:
+        with refused(words):
+            evaluate.main(["digits", str(tmp_path / "model"), "--features", "pixels"])
+
+
+def test_an_export_that_finds_no_room_names_its_folder(tmp_path, monkeypatch, refused):
+    def full(*args, **kwargs):
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(train.DDPMPipeline, "save_pretrained", full)
+    with refused("could not be written to .*No space left.*checkpoint.pt is whole: make room, and the same"):
+        trainer.main(["--output", str(tmp_path), *TINY, "--steps", "1"])
+    monkeypatch.undo()
+    assert trainer.main(["--output", str(tmp_path), *TINY, "--steps", "1"]) == 0
+
+
+def test_an_export_has_the_mode_that_the_umask_gives(one_step):
+    modes = {file.name: file.stat().st_mode for file in (one_step / "unet").iterdir()}
+    assert len(modes) == 2 and len(set(modes.values())) == 1
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("[enforce] can't allocate memory: you tried\n...")])
+def test_too_little_memory_is_said_in_one_line(tmp_path, monkeypatch, error, refused):
+    def short(*args):
+        raise error
+
+    monkeypatch.setattr(train.data_sets.Images, "batch", short)
+    with refused("error: not enough memory .*; give a smaller --batch-size"):
+        trainer.main(["--output", str(tmp_path), *TINY])
+
+
+def test_a_rank_says_whom_it_waits_for(tmp_path, monkeypatch, capsys):
+    def meet(**kwargs):
+        raise OSError("the others did not come")
+
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "here", "MASTER_PORT": "29500"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(train, "Accelerator", meet)
+    with pytest.raises(SystemExit):
+        trainer.main(["--output", str(tmp_path), *TINY])
+    assert capsys.readouterr().err.startswith("rank 1: waiting for 2 processes at here:29500\n")
+
+
 # ---- data: refused before training, with numbers ------------------------------------------------
 
 
@@ -448,6 +588,25 @@ def test_adm_data_is_checked_before_training(tmp_path, monkeypatch, fault):
         data_adm.check(args, 3, data_sets)
         data_sets._list_image_files_recursively(str(tmp_path))
         assert len(calls) == 1  # upstream's own call is answered from the check's
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("refused", [True, False], ids=["a refusal", "a bug"])
+def test_adm_shows_a_traceback_for_bugs_alone(tmp_path, monkeypatch, capsys, ranks, refused):
+    pytest.importorskip("blobfile")
+    ended = []
+    world = types.SimpleNamespace(rank=0, size=ranks, Abort=ended.append)
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    monkeypatch.setattr(compat_adm, "REPORT_SECONDS", 0)
+    compat_adm.abort_on_error(world)
+    try:
+        resume_adm.check(f"{tmp_path}/best.pt", [0.9]) if refused else int("x")
+    except ValueError:
+        sys.excepthook(*sys.exc_info())
+    said = capsys.readouterr().err
+    assert ended == [1] * (ranks - 1)
+    assert ("Traceback" in said) is not refused and ("rank 0 failed" in said) is (ranks == 2)
+    assert said.startswith("error: --resume_checkpoint: best.pt is not named") is refused
 
 
 def test_sizes_that_do_not_halve_are_refused(tmp_path, capsys):

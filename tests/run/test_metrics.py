@@ -128,6 +128,13 @@ def test_memory_stays_tiled_and_the_answer_does_not_depend_on_the_tile(generator
         assert max(largest) == tile
 
 
+@pytest.mark.parametrize("power", [-3, 20, 48, 84, 110])
+def test_large_features_are_scaled_and_not_all_equally_far(generator, power):
+    x, y = torch.randn(157, 12, generator=generator), torch.randn(91, 12, generator=generator) * 1.3
+    scaled = metrics.precision_recall(x * 2.0**power, y * 2.0**power)
+    assert scaled == pytest.approx(metrics.precision_recall(x, y), abs=0.03) and 0 < scaled[0] < 1
+
+
 def test_distances_lost_to_rounding_are_never_negative():
     # |u|^2 - 2uv + |v|^2 = (u - v)^2 is far below the last digit of u^2, so only rounding is left.
     for u in (torch.linspace(100, 100.001, 64)[:, None], torch.linspace(3e3, 3e3 + 1, 64)[:, None]):

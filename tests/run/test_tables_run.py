@@ -82,6 +82,13 @@ def test_jobs_run_once_needs_first_and_a_changed_setting_reruns_what_rests_on_it
     assert run(rows, tmp_path) == 0 and ran(tmp_path) == order  # the old results are found again
 
 
+@pytest.mark.parametrize("name", ["a: b", "a\nb"])
+def test_a_folder_of_results_may_have_any_name(tmp_path, name):
+    out = tmp_path / name
+    made = Job("a", "score", out, {}, lambda f: Command(("touch",), "out.txt", cwd=str(f)), "out.txt")
+    assert run([SimpleNamespace(scores={1: made})], out) == 0 and made.record()
+
+
 def test_a_folder_of_results_can_be_moved(tmp_path):
     made = job(tmp_path / "a", "digits.data")
     assert worker.main(alone([SimpleNamespace(scores={1: made})], tmp_path / "a")) == 0
