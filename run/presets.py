@@ -97,8 +97,9 @@ DISCRETISATION = {
 # finetune    flags of ogdm_core.diffusers for both fine-tunes
 # steps       length of each fine-tune
 # samples     images per sampler and NFE
-# times       time grid per cell, for both models, chosen by the control's seed 0: among linear and quadratic for
-#             Euler and PNDM, among all four otherwise. Cells that are not listed use the model's grid.
+# times       time grid per cell, for both models, chosen by the seed 0 of a control (docs/lab/quickstart.md):
+#             among linear and quadratic for Euler and PNDM, among all four otherwise. Cells that are not listed
+#             use the model's grid.
 EXPERIMENTS: dict[str, dict[str, Any]] = {
     "mnist": {
         "model": QUICKSTART / "baseline-mnist",
