@@ -172,6 +172,8 @@ class ObservedModel(Upstream):
             if changed:
                 print_once(f"OGDM: it continues with other settings: {changed}")
         elif self.observer is not None:
+            if self.observer.total_steps:  # the run goes on at the checkpoint's step, D begins
+                self.observer.total_steps -= checkpoint.get("global_step", 0)
             print_once("OGDM: no discriminator in the checkpoint: fine-tuning with a new one")
 
     def _stop_if_not_finite(self) -> None:
