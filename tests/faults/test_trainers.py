@@ -28,6 +28,7 @@ from ogdm_core import (
     checkpoints,
     sealed,
     trust,
+    unpickle,
 )
 from ogdm_core.adm import compat as compat_adm
 from ogdm_core.adm import data as data_adm
@@ -329,34 +330,41 @@ def test_edm_runs_everything_with_trust(patched, tmp_path):
 TARGETS = {
     "torch.nn.Identity": True, "ogdm_core.images.Images": True,
     "os.system": False, "subprocess.Popen": False, "torch.hub.load": False, "torch.load": False,
+    "pytorch_lightning.cli.LightningCLI": False, "run.launch.Command": False,
     "ogdm_core.images.ThreadPoolExecutor": False, "ogdm_core.files.atomic_write": False,
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("home", ["ldm.util", "taming.main"])
 @pytest.mark.parametrize("trusted", [False, True])
-def test_ldm_configs_name_known_classes_only(monkeypatch, trusted):
-    util = types.ModuleType("ldm.util")
+def test_ldm_configs_name_known_classes_only(monkeypatch, trusted, home):
+    omegaconf = pytest.importorskip("omegaconf")
 
     def get_obj_from_str(string, reload=False):
         module, name = string.rsplit(".", 1)
         return getattr(__import__(module, fromlist=[name]), name)
 
-    util.get_obj_from_str = get_obj_from_str
-    package = types.ModuleType("ldm")
-    package.util = util
-    monkeypatch.setitem(sys.modules, "ldm", package)
-    monkeypatch.setitem(sys.modules, "ldm.util", util)
+    for name in ("ldm", "ldm.util", "taming", "taming.main"):
+        module = types.ModuleType(name)
+        module.get_obj_from_str, module.instantiate_from_config = get_obj_from_str, lambda config: "made"
+        monkeypatch.setitem(sys.modules, name, module)
     compat_ldm._only_known_targets()
+    upstream = sys.modules[home]
     if trusted:
         parser = argparse.ArgumentParser()
         parser.add_argument("--trust", action=trust.TrustFlag)
         assert vars(parser.parse_args(["--trust"])) == {}
     for target, known in TARGETS.items():
+        config = {"target": "torch.nn.Identity", "params": {"a": [{"b": {"target": target}}]}}
         if known or trusted:
-            assert util.get_obj_from_str(target) is get_obj_from_str(target)
-        else:
+            assert upstream.get_obj_from_str(target) is get_obj_from_str(target)
+            assert upstream.instantiate_from_config(config) == "made"
+            continue
+        with pytest.raises(trust.RefusedError, match=f"{target}.*--trust"):
+            upstream.get_obj_from_str(target)
+        if not target.startswith(compat_ldm.TARGETS):  # deep in the tree, and nothing around it is made
             with pytest.raises(trust.RefusedError, match=f"{target}.*--trust"):
-                util.get_obj_from_str(target)
+                upstream.instantiate_from_config(omegaconf.OmegaConf.create(config))
 
 
 # ---- a run that diverges: stopped, nothing lost -------------------------------------------------
@@ -512,7 +520,7 @@ def test_ldm_errors_before_the_set_up_are_not_hidden():
 
 def test_an_unpickler_of_ours_reads_plain_content_only():
     good = {"a": torch.ones(2), "b": np.ones(2), "c": {1, 2}, "d": np.float32(1)}
-    read = trust.Unpickler(io.BytesIO(pickle.dumps(good))).load()
+    read = unpickle.Unpickler(io.BytesIO(pickle.dumps(good))).load()
     assert torch.equal(read["a"], good["a"]) and read["c"] == {1, 2}
     with pytest.raises(trust.RefusedError, match="builtins.eval"):
-        trust.Unpickler(io.BytesIO(pickle.dumps(eval))).load()
+        unpickle.Unpickler(io.BytesIO(pickle.dumps(eval))).load()
