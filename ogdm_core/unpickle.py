@@ -162,20 +162,20 @@ class Unpickler(Reader):
         self._call()
 
     def _set_state(self) -> None:
-        state = self.stack.pop()
-        target: Any = self.stack[-1]
-        if type(target) is Object:
+        state, target = self.stack.pop(), self.stack[-1]
+        kind = type(target)
+        if kind is Object:
             target.state = state
-        elif type(target) is OrderedDict and type(state) is dict and {*state} <= {"_metadata"}:  # of a state_dict
+        elif kind is OrderedDict and type(state) is dict and {*state} <= {"_metadata"}:  # of a state_dict
             vars(target).update(state)
-        elif type(target) is np.ndarray and not target.size:  # a full one may be in use
+        elif kind is np.ndarray and not target.size:  # a full one may be in use
             version, shape, dtype, fortran, content = state
             checked = _expect(shape, tuple), _expect(dtype, np.dtype), bool(fortran), _expect(content, bytes)
             target.__setstate__((1, *checked))
-        elif isinstance(target, np.dtype) and state[2:5] == (None, None, None):
+        elif issubclass(kind, np.dtype) and state[2:5] == (None, None, None):
             target.__setstate__((3, _text(state[1]), None, None, None, -1, -1, 0))
-        elif type(target) is not dict or state:
-            raise pickle.UnpicklingError(f"it sets the state of a {type(target).__name__}")
+        elif kind is not dict or state:
+            raise pickle.UnpicklingError(f"it sets the state of a {kind.__name__}")
 
     def _fill(self, kind: type, items: list) -> None:
         target = self.stack[-1]

@@ -11,8 +11,10 @@ import json
 import pickle
 import subprocess
 import sys
+import tarfile
 import types
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
@@ -307,24 +309,56 @@ def test_states_of_earlier_versions_still_load():
 
 
 def _edm_pickles(folder: Path, edm: Path, *flags: str) -> dict[str, str]:
+    return _edm_script("edm_pickles.py", edm, folder, *flags)
+
+
+def _edm_script(name: str, edm: Path, *args: str | Path) -> dict[str, Any]:
     env = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
-    script = [sys.executable, HERE / "edm_pickles.py", folder, *flags]
+    script = [sys.executable, HERE / name, *args]
     done = subprocess.run(script, cwd=edm, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_edm_reads_data_or_says_why_not(patched, tmp_path):
+    became = _edm_script("edm_fuzz.py", patched("edm"), tmp_path, "600")
+    assert min(became[kind] for kind in ("data", "refused", "damaged")) > 5
+
+
+SCRIPT_READERS = {
+    "ours": sealed.load, "adm": compat_adm.load_state_dict, "edm": _edm_state, "ldm": _ldm_checkpoint,
+    "any": lambda path: trust.load(path, weights_only=True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["TorchScript", "tar"])
+@pytest.mark.parametrize("reader", SCRIPT_READERS)
+def test_archives_that_are_programs_are_refused(tmp_path, reader, kind):
+    if reader == "adm":
+        pytest.importorskip("blobfile")
+    path = tmp_path / "training-state-000001.pt"
+    if kind == "tar":
+        with tarfile.open(path, "w") as tar:
+            tar.add(__file__, "storages")
+    else:
+        torch.jit.script(torch.nn.Identity()).save(path)
+    with pytest.raises(trust.RefusedError, match=f"a {kind} archive, which may run any code"):
+        SCRIPT_READERS[reader](str(path))
 
 
 def test_edm_reads_upstreams_own_classes_and_runs_nothing_else(patched, tmp_path):
     assert _edm_pickles(tmp_path, patched("edm")) == {
         "good": "read", "good state": "read", "call": "refused", "state": "refused",
         "upstream's function": "refused", "nested": "failed", "other source": "read",
-        "other class": "refused",
+        "other class": "refused", "attribute of a class": "failed", "its own source": "refused",
+        "its own method": "refused", "a class": "refused", "script": "refused",
     }  # fmt: skip
 
 
 def test_edm_runs_everything_with_trust(patched, tmp_path):
     results = _edm_pickles(tmp_path, patched("edm"), "--trust")
     assert results["good"] == "read" and results["call"] == "read and ran code"
+    assert results["attribute of a class"].endswith("and ran code") and results["script"] == "read"
 
 
 TARGETS = {
