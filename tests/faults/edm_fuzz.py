@@ -35,7 +35,8 @@ from training.loss import EDMLoss  # noqa: E402
 from training.networks import EDMPrecond  # noqa: E402
 
 PLAIN = (int, float, complex, str, bytes, bytearray, type(None), np.ndarray, np.generic, np.dtype,
-         torch.Tensor, torch.dtype, torch.Size, torch.device, torch.storage.TypedStorage, torch.serialization.StorageType)  # fmt: skip
+         torch.Tensor, torch.dtype, torch.Size, torch.device, torch.storage.TypedStorage,
+         torch.serialization.StorageType)  # fmt: skip
 OPCODES = [bytes([code]) for code in pickle._Unpickler.dispatch]
 NAMES = [b"cos\nsystem\n", b"cbuiltins\neval\n", b"cdnnlib.util\nEasyDict\n", b"ctorch.nn.modules.linear\nLinear\n",
          b"ctorch_utils.persistence\n_reconstruct_persistent_obj\n", b"ccollections\nOrderedDict\n"]  # fmt: skip
