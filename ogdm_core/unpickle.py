@@ -56,6 +56,9 @@ def _storage(content: bytes) -> TypedStorage:
 
 def _tensor(storage: Any, offset: Any, size: Any, stride: Any, requires_grad: Any = False, *hooks: Any) -> torch.Tensor:
     parts = _expect(storage, TypedStorage), _expect(offset, int), _expect(size, tuple), _expect(stride, tuple)
+    last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+    if all(size) and last >= storage._size():  # torch would enlarge the storage
+        raise ValueError(f"a tensor of shape {size} does not fit its storage of {storage._size()} numbers")
     return torch._utils._rebuild_tensor_v2(*parts, _expect(requires_grad, bool), OrderedDict())
 
 

@@ -556,5 +556,8 @@ def test_an_unpickler_of_ours_reads_plain_content_only():
     good = {"a": torch.ones(2), "b": np.ones(2), "c": {1, 2}, "d": np.float32(1)}
     read = unpickle.Unpickler(io.BytesIO(pickle.dumps(good))).load()
     assert torch.equal(read["a"], good["a"]) and read["c"] == {1, 2}
+    long = pickle.dumps(torch.ones(5), 2).replace(b"K\x05\x85", b"J\x05\x00\x00\x01\x85")
+    with pytest.raises(ValueError, match="does not fit its storage of 5 numbers"):
+        unpickle.Unpickler(io.BytesIO(long)).load()
     with pytest.raises(trust.RefusedError, match="builtins.eval"):
         unpickle.Unpickler(io.BytesIO(pickle.dumps(eval))).load()
