@@ -8,7 +8,7 @@ discriminator  D_phi(x, t, s[, label]): the paper's, and a light one
 losses         L_emission, L_D, R1
 guidance       discriminator guidance while sampling, which the paper compares with
 observer       Observer: owns D, adds the emission term, updates D
-checkpoints    damaged files and runs that diverged; sealed: complete ones; trust: files that are programs
+checkpoints    damaged files and runs that diverged; sealed: complete ones; trust, unpickle: files that are programs
 adm, edm, ldm  one folder for each native trainer; diffusers: our own trainer for diffusers' models
 """
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from . import trust
 from .checkpoints import DamagedError, is_whole, reading
 from .files import atomic_write
 
@@ -85,7 +86,7 @@ def load(path: str) -> dict[str, Any]:
     with reading(path):
         if "://" in path:
             source = io.BytesIO(blobfile().BlobFile(path, "rb").read())
-        return torch.load(source, map_location="cpu", weights_only=True)
+        return trust.load(source, map_location="cpu", weights_only=True)
 
 
 def size(path: str) -> int:

@@ -1,16 +1,18 @@
-"""What may be unpickled: tensors, arrays and plain containers; anything else needs `--trust`."""
+"""Files that are programs: what `--trust` admits, and the gate before every torch.load.
+
+`unpickle` reads pickles as data.
+"""
 
 import argparse
-import importlib
-import io
+import contextlib
+import os
 import pickle
-import types
+import tarfile
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
 import torch
-from torch._weights_only_unpickler import _get_allowed_globals
 
 TRUST_HELP = "run the code that a pickle or a config brings; without it such files are refused"
 GIVEN = ContextVar("--trust", default=False)  # whether files may bring code of their own
@@ -51,41 +53,32 @@ def refusal(what: str) -> RefusedError:
     )
 
 
-PLAIN = {  # beside what torch's weights_only admits
-    "builtins": ("dict", "float", "frozenset", "int", "list", "tuple"),
-    "collections": ("defaultdict",),
-    "numpy": ("scalar", "_reconstruct", "dtype", "ndarray"),
-    "torch.nn.parameter": ("Buffer",),
-}
+def load(f: Any, *args: Any, **kwargs: Any) -> Any:
+    """torch.load of a path or file that `refuse_archives` lets pass."""
+    refuse_archives(f)
+    return torch.load(f, *args, **kwargs)
 
 
-class Unpickler(pickle.Unpickler):
-    """Admits tensors, numpy's arrays and plain containers; a subclass may admit `other` names."""
+def refuse_archives(f: Any) -> None:
+    """Refuses archives that torch.load reads without its pickle module, unless --trust is given.
 
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) == ("torch.storage", "_load_from_bytes"):
-            return _load_storage  # torch's own unpickles its bytes without any check
-        home = "numpy" if module.startswith("numpy.") else module.replace("__builtin__", "builtins")
-        known = f"{home}.{name}" in _get_allowed_globals() or name in PLAIN.get(home, ())
-        return super().find_class(module, name) if known else self.other(module, name)
+    TorchScript is compiled, and its code can write any file. The tar of torch 0.1 is unpacked.
 
-    def other(self, module: str, name: str) -> Any:
-        """What stands for any other name; a class of torch's networks is that class."""
-        if module.startswith("torch.nn.modules.") and "." not in name:
-            found = getattr(importlib.import_module(module), name, None)
-            if isinstance(found, type) and issubclass(found, torch.nn.Module):
-                return found
-        raise refusal(f"{module}.{name}, which the file asks for,")
-
-
-def _load_storage(content: bytes) -> Any:
-    return torch.load(io.BytesIO(content), weights_only=True)
-
-
-def pickle_module(unpickler: type[pickle.Unpickler]) -> Any:
-    """What torch.load and upstream's code want of a pickle module."""
-
-    def load(file: Any, **kwargs: Any) -> Any:
-        return unpickler(file, **kwargs).load()
-
-    return types.SimpleNamespace(__name__="pickle", Unpickler=unpickler, load=load, dump=pickle.dump)
+    f   a path, or a file, whose position does not change
+    """
+    if GIVEN.get():
+        return
+    with contextlib.nullcontext(f) if hasattr(f, "seek") else open(f, "rb") as file:
+        start, kind = file.tell(), ""
+        zipped = file.read(4) == b"PK\3\4"  # torch's own test
+        file.seek(start)
+        if zipped:
+            with contextlib.suppress(OSError, RuntimeError):  # a damaged archive, of which torch.load says more
+                if "constants.pkl" in torch._C.PyTorchFileReader(file).get_all_records():  # torch's own test, too
+                    kind = "a TorchScript archive"
+        elif tarfile.is_tarfile(file):
+            kind = "a tar archive"
+        file.seek(start)
+    if kind:
+        name = getattr(f, "name", f if isinstance(f, str | os.PathLike) else "the file")
+        raise RefusedError(f"{name} is {kind}, which may run any code; give a checkpoint that torch.save wrote")

@@ -18,6 +18,7 @@ import numpy
 import torch
 from torch import distributed as dist
 
+from .. import trust
 from ..checkpoints import DamagedError, reading
 from ..distributed import leave_at_exit
 from ..sealed import blobfile
@@ -45,7 +46,7 @@ def load_state_dict(path: str, **kwargs) -> Any:
     the ranks waiting for different broadcasts (guided-diffusion issues 23 and 68).
     """
     with reading(path), blobfile().BlobFile(path, "rb") as file:
-        return torch.load(io.BytesIO(file.read()), weights_only=True, **kwargs)
+        return trust.load(io.BytesIO(file.read()), weights_only=True, **kwargs)
 
 
 @contextlib.contextmanager

@@ -22,6 +22,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from .. import images as data_sets
+from .. import trust
 from ..checkpoints import DamagedError, all_finite, differences, format_differences, reading, stop_if_not_finite
 from ..config import OGDMConfig
 from ..discriminator import Discriminator
@@ -329,7 +330,7 @@ class Trainer:
             return
         again = f"delete it to start over, or go on from the last model: --model {path.parent}"
         with reading(path, again):
-            state = torch.load(path, map_location=self.accelerator.device, weights_only=True)
+            state = trust.load(path, map_location=self.accelerator.device, weights_only=True)
             if state.get("format", 0) > FORMAT:
                 raise DamagedError(
                     f"{path} has format {state['format']}, and this version reads up to {FORMAT}; continue it with "

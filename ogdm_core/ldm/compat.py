@@ -10,6 +10,7 @@ import os
 import pickle
 import sys
 import types
+from collections.abc import Callable, Mapping
 from importlib.machinery import ModuleSpec
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch
 from PIL import Image, ImageOps
 from torch.nn.functional import pad
 
-from .. import checkpoints, trust
+from .. import checkpoints, trust, unpickle
 
 # Upstream's main.py ends by asking its trainer for its rank, also where none was made: its
 # NameError would hide what went wrong.
@@ -30,11 +31,11 @@ def install() -> None:
     _find_ldm()
     _torchvision()
     _torch_load()
-    _only_known_targets()
     _pillow()
     from . import lightning
 
     lightning.install()
+    _only_known_targets()
     _samplers_on_any_device()
     _recomputation_under_autocast()
     _encoders_without_clip()
@@ -144,6 +145,7 @@ def _torch_load() -> None:
 
     @functools.wraps(strict)
     def load(f, map_location=None, pickle_module=None, *, weights_only=None, **kwargs):
+        trust.refuse_archives(f)
         if weights_only is not None or pickle_module is not None:
             return strict(f, map_location, pickle_module, weights_only=weights_only, **kwargs)
         start = f.tell() if hasattr(f, "tell") else None
@@ -153,51 +155,74 @@ def _torch_load() -> None:
             except pickle.UnpicklingError:
                 if start is not None:
                     f.seek(start)
-                inert = trust.pickle_module(_Unpickler)
+                inert = unpickle.pickle_module(_Unpickler)
                 return strict(f, map_location, inert, weights_only=False, **kwargs)
 
     torch.load = load
 
 
-class _Inert:
-    """Takes the place of an object that a checkpoint asks for, and does nothing."""
+class _Unpickler(unpickle.Unpickler):
+    """Leaves an `Object`, which does nothing, wherever a checkpoint asks for anything but data."""
 
-    def __init__(self, *args, **kwargs):
-        pass
-
-    __setstate__ = __setitem__ = append = extend = __init__  # by which pickle fills objects
+    def admits(self, name: unpickle.Name) -> bool:
+        return True
 
 
-class _Unpickler(trust.Unpickler):
-    """Puts an inert placeholder wherever a checkpoint asks for anything but numbers."""
-
-    def other(self, module: str, name: str):
-        return type(name, (_Inert,), {"__module__": module})
-
-
-TARGETS = ("ldm.", "taming.", "main.", "ogdm_core.", "run.", "torch.nn.", "torch.optim.", "pytorch_lightning.")
+TARGETS = ("ldm.", "taming.", "main.", "ogdm_core.", "run.tables.stand_in.", "torch.nn.", "torch.optim.",
+           "pytorch_lightning.callbacks.", "pytorch_lightning.loggers.")  # fmt: skip
 
 
 def _only_known_targets() -> None:
-    """Upstream calls whatever a config names as `target`, and reads configs beside checkpoints.
+    """Upstream calls whatever a config names as `target`, and reads configs beside checkpoints; so does taming.
 
-    Here it must be a class of the packages above, unless --trust is given.
+    Here every `target` in a config must begin like one of the above before any of them is looked
+    up, and be a class of these packages, unless --trust is given.
     """
-    from ldm import util
+    for name in ("ldm.util", "taming.main"):
+        home = importlib.import_module(name)
+        home.get_obj_from_str = _known(home.get_obj_from_str)
+        home.instantiate_from_config = _checked(home.instantiate_from_config)
 
-    find = util.get_obj_from_str
 
-    def get_obj_from_str(string: str, reload: bool = False):
-        if trust.GIVEN.get():
-            return find(string, reload)
-        if not string.startswith(TARGETS):
-            raise trust.refusal(f"target: {string}")
+def _known(find: Callable[..., Any]) -> Callable[..., Any]:
+    """Upstream's function from a name to what it names, for classes of TARGETS."""
+
+    @functools.wraps(find)
+    def get_obj_from_str(string: str, reload: bool = False) -> Any:
+        check_targets({"target": string})
         found = find(string, reload)
-        if not (isinstance(found, type) and f"{found.__module__}.".startswith(TARGETS)):
+        if not trust.GIVEN.get() and not (isinstance(found, type) and f"{found.__module__}.".startswith(TARGETS)):
             raise trust.refusal(f"target: {string}")
         return found
 
-    util.get_obj_from_str = get_obj_from_str
+    return get_obj_from_str
+
+
+def _checked(instantiate: Callable[..., Any]) -> Callable[..., Any]:
+    """Upstream's function from a config to an object, for configs that `check_targets` lets pass."""
+
+    @functools.wraps(instantiate)
+    def instantiate_from_config(config: Any) -> Any:
+        check_targets(config)
+        return instantiate(config)
+
+    return instantiate_from_config
+
+
+def check_targets(config: Any) -> None:
+    """Refuses a config with a `target` outside of TARGETS, at any depth, unless --trust is given."""
+    from omegaconf import OmegaConf
+
+    if OmegaConf.is_config(config):
+        config = OmegaConf.to_container(config, resolve=True)
+    if isinstance(config, Mapping):
+        target = config.get("target")
+        if isinstance(target, str) and not target.startswith(TARGETS) and not trust.GIVEN.get():
+            raise trust.refusal(f"target: {target}")
+        check_targets([*config.values()])
+    elif isinstance(config, list | tuple):
+        for value in config:
+            check_targets(value)
 
 
 def _pillow() -> None:

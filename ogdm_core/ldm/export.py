@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from .. import trust
 from ..cli import Parser, errors_in_one_line
 from ..files import atomic_write
 
@@ -40,7 +41,7 @@ def export(checkpoint: str, folder: str) -> None:
     """
     from omegaconf import OmegaConf
 
-    saved = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
+    saved = trust.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
     out = Path(folder)
     kept = {name: saved[name] for name in ("state_dict", "global_step", "epoch")}
     with atomic_write(out / "model.ckpt") as file:

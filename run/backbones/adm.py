@@ -110,9 +110,9 @@ class Adm(Backbone):
 
     def pack(self, checkpoint: Path, third_party: Path) -> tuple[dict[str, "Tensor"], dict[str, str]]:
         """The EMA's state dict."""
-        import torch
+        from ogdm_core import trust
 
-        return torch.load(checkpoint, map_location="cpu", weights_only=True), {}
+        return trust.load(checkpoint, map_location="cpu", weights_only=True), {}
 
     def unpack(self, state: dict[str, "Tensor"], kept: dict[str, str], checkpoint: Path, third_party: Path) -> None:
         import torch

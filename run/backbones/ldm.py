@@ -89,9 +89,9 @@ class Ldm(Backbone):
         last = launch.newest(folder, self.checkpoint, whole=True)
         if last is None:
             return 0
-        import torch
+        from ogdm_core import trust
 
-        done = torch.load(last, map_location="cpu", weights_only=True, mmap=True)["global_step"]
+        done = trust.load(last, map_location="cpu", weights_only=True, mmap=True)["global_step"]
         return int(command.flags["lightning.trainer.max_steps"]) - done
 
     def export(self, argv: list[str]) -> int:
@@ -143,9 +143,9 @@ class Ldm(Backbone):
 
     def pack(self, checkpoint: Path, third_party: Path) -> tuple[dict[str, "Tensor"], dict[str, str]]:
         """The EMA's U-Net of a checkpoint, and the first stage if it has weights."""
-        import torch
+        from ogdm_core import trust
 
-        state = torch.load(checkpoint, map_location="cpu", weights_only=True)["state_dict"]
+        state = trust.load(checkpoint, map_location="cpu", weights_only=True)["state_dict"]
         ema = {f"model.{name}": short for name, short in _ema_names(state).items()}
         return {
             n: state.get(f"model_ema.{ema[n]}" if n in ema else n, state[n]) for n in state

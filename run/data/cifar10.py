@@ -9,7 +9,8 @@ from functools import partial
 import numpy as np
 from PIL import Image
 
-from ogdm_core.trust import RefusedError, Unpickler  # refuses what would run code
+from ogdm_core.trust import RefusedError
+from ogdm_core.unpickle import Unpickler
 
 from .pictures import Picture, download, reader, write_images
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from ogdm_core import trust
 from ogdm_core.cli import bar_interval
 from ogdm_core.files import atomic_write
 from ogdm_core.images import Images
@@ -89,7 +90,7 @@ def save_classifier(path: Path, classifier: Classifier, accuracy: float) -> None
 def load_classifier(path: Path, images: Images | None = None) -> tuple[Classifier, float]:
     """The classifier and its accuracy, as `train_classifier` gave them, if it fits the images."""
     try:
-        saved = torch.load(path, map_location="cpu", weights_only=True)
+        saved = trust.load(path, map_location="cpu", weights_only=True)
         state = saved["state"]
         net = Classifier(state["body.0.weight"].shape[1], len(state["head.1.bias"]))
         net.load_state_dict(state)

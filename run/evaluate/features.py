@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ogdm_core import trust
 from ogdm_core.files import sha256
 
 from .classifier import UNREADABLE, Classifier, load_classifier
@@ -153,7 +154,7 @@ def _inception(weights: Path, device: str) -> Callable[[Tensor], Tensor]:
     """uint8 [N, 3, H, W] -> [N, 2048]: torch-fidelity's port of the Inception of published FIDs."""
     try:
         # Tensors only: the port itself would unpickle whatever the file holds.
-        torch.load(weights, map_location="cpu", weights_only=True)
+        trust.load(weights, map_location="cpu", weights_only=True)
         net = _port()("inception-v3-compat", ["2048"], str(weights))
     except UNREADABLE as error:
         raise ValueError(

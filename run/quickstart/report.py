@@ -180,7 +180,8 @@ def page(results: dict[str, Any], out: Path) -> str:
     def row(texts: list[str] | tuple[str, ...], tag: str = "td") -> str:
         return "<tr>" + "".join(f"<{tag}>{html.escape(text)}</{tag}>" for text in texts) + "</tr>\n"
 
-    config, data = results["config"], html.escape(results["data"])
+    config = {name: html.escape(str(value)) for name, value in results["config"].items()}
+    seeds, data = html.escape(", ".join(map(str, results["config"]["seeds"]))), html.escape(results["data"])
     details = html.escape(json.dumps({k: v for k, v in results.items() if k != "rows"}, indent=2))
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
@@ -197,7 +198,7 @@ pre {{ background: #f4f4f4; padding: .7rem; overflow-x: auto; }}
 <p>Two fine-tunes start from one baseline: the control with the plain loss
 ({config["control_steps"]} steps), OGDM with the emission loss added ({config["steps"]} steps).
 Both see the same images and noise and are sampled from the same initial noise at the same cost.
-Seeds: {", ".join(map(str, config["seeds"]))}.</p>
+Seeds: {seeds}.</p>
 <p>{html.escape(results["observer"]["words"])}</p>
 <h2>FID over the number of network evaluations (NFE)</h2>
 {picture("fid_vs_nfe.png")}

@@ -12,8 +12,10 @@ import pickle
 import shutil
 import subprocess
 import sys
+import tarfile
 import types
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
@@ -31,6 +33,7 @@ from ogdm_core import (
     checkpoints,
     sealed,
     trust,
+    unpickle,
 )
 from ogdm_core.adm import compat as compat_adm
 from ogdm_core.adm import data as data_adm
@@ -311,57 +314,96 @@ def test_states_of_earlier_versions_still_load():
 
 
 def _edm_pickles(folder: Path, edm: Path, *flags: str) -> dict[str, str]:
+    return _edm_script("edm_pickles.py", edm, folder, *flags)
+
+
+def _edm_script(name: str, edm: Path, *args: str | Path) -> dict[str, Any]:
     env = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
-    script = [sys.executable, HERE / "edm_pickles.py", folder, *flags]
+    script = [sys.executable, HERE / name, *args]
     done = subprocess.run(script, cwd=edm, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_edm_reads_data_or_says_why_not(patched, tmp_path):
+    became = _edm_script("edm_fuzz.py", patched("edm"), tmp_path, "600")
+    assert min(became[kind] for kind in ("data", "refused", "damaged")) > 5
+
+
+SCRIPT_READERS = {
+    "ours": sealed.load, "adm": compat_adm.load_state_dict, "edm": _edm_state, "ldm": _ldm_checkpoint,
+    "any": lambda path: trust.load(path, weights_only=True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["TorchScript", "tar"])
+@pytest.mark.parametrize("reader", SCRIPT_READERS)
+def test_archives_that_are_programs_are_refused(tmp_path, reader, kind):
+    if reader == "adm":
+        pytest.importorskip("blobfile")
+    path = tmp_path / "training-state-000001.pt"
+    if kind == "tar":
+        with tarfile.open(path, "w") as tar:
+            tar.add(__file__, "storages")
+    else:
+        torch.jit.script(torch.nn.Identity()).save(path)
+    with pytest.raises(trust.RefusedError, match=f"a {kind} archive, which may run any code"):
+        SCRIPT_READERS[reader](str(path))
 
 
 def test_edm_reads_upstreams_own_classes_and_runs_nothing_else(patched, tmp_path):
     assert _edm_pickles(tmp_path, patched("edm")) == {
         "good": "read", "good state": "read", "call": "refused", "state": "refused",
         "upstream's function": "refused", "nested": "failed", "other source": "read",
-        "other class": "refused",
+        "other class": "refused", "attribute of a class": "failed", "its own source": "refused",
+        "its own method": "refused", "a class": "refused", "script": "refused",
     }  # fmt: skip
 
 
 def test_edm_runs_everything_with_trust(patched, tmp_path):
     results = _edm_pickles(tmp_path, patched("edm"), "--trust")
     assert results["good"] == "read" and results["call"] == "read and ran code"
+    assert results["attribute of a class"].endswith("and ran code") and results["script"] == "read"
 
 
 TARGETS = {
     "torch.nn.Identity": True, "ogdm_core.images.Images": True,
     "os.system": False, "subprocess.Popen": False, "torch.hub.load": False, "torch.load": False,
+    "pytorch_lightning.cli.LightningCLI": False, "run.launch.Command": False,
     "ogdm_core.images.ThreadPoolExecutor": False, "ogdm_core.files.atomic_write": False,
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("home", ["ldm.util", "taming.main"])
 @pytest.mark.parametrize("trusted", [False, True])
-def test_ldm_configs_name_known_classes_only(monkeypatch, trusted):
-    util = types.ModuleType("ldm.util")
+def test_ldm_configs_name_known_classes_only(monkeypatch, trusted, home):
+    omegaconf = pytest.importorskip("omegaconf")
 
     def get_obj_from_str(string, reload=False):
         module, name = string.rsplit(".", 1)
         return getattr(__import__(module, fromlist=[name]), name)
 
-    util.get_obj_from_str = get_obj_from_str
-    package = types.ModuleType("ldm")
-    package.util = util
-    monkeypatch.setitem(sys.modules, "ldm", package)
-    monkeypatch.setitem(sys.modules, "ldm.util", util)
+    for name in ("ldm", "ldm.util", "taming", "taming.main"):
+        module = types.ModuleType(name)
+        module.get_obj_from_str, module.instantiate_from_config = get_obj_from_str, lambda config: "made"
+        monkeypatch.setitem(sys.modules, name, module)
     compat_ldm._only_known_targets()
+    upstream = sys.modules[home]
     if trusted:
         parser = argparse.ArgumentParser()
         parser.add_argument("--trust", action=trust.TrustFlag)
         assert vars(parser.parse_args(["--trust"])) == {}
     for target, known in TARGETS.items():
+        config = {"target": "torch.nn.Identity", "params": {"a": [{"b": {"target": target}}]}}
         if known or trusted:
-            assert util.get_obj_from_str(target) is get_obj_from_str(target)
-        else:
+            assert upstream.get_obj_from_str(target) is get_obj_from_str(target)
+            assert upstream.instantiate_from_config(config) == "made"
+            continue
+        with pytest.raises(trust.RefusedError, match=f"{target}.*--trust"):
+            upstream.get_obj_from_str(target)
+        if not target.startswith(compat_ldm.TARGETS):  # deep in the tree, and nothing around it is made
             with pytest.raises(trust.RefusedError, match=f"{target}.*--trust"):
-                util.get_obj_from_str(target)
+                upstream.instantiate_from_config(omegaconf.OmegaConf.create(config))
 
 
 # ---- a run that diverges: stopped, nothing lost -------------------------------------------------
@@ -671,7 +713,10 @@ def test_ldm_errors_before_the_set_up_are_not_hidden():
 
 def test_an_unpickler_of_ours_reads_plain_content_only():
     good = {"a": torch.ones(2), "b": np.ones(2), "c": {1, 2}, "d": np.float32(1)}
-    read = trust.Unpickler(io.BytesIO(pickle.dumps(good))).load()
+    read = unpickle.Unpickler(io.BytesIO(pickle.dumps(good))).load()
     assert torch.equal(read["a"], good["a"]) and read["c"] == {1, 2}
+    long = pickle.dumps(torch.ones(5), 2).replace(b"K\x05\x85", b"J\x05\x00\x00\x01\x85")
+    with pytest.raises(ValueError, match="does not fit its storage of 5 numbers"):
+        unpickle.Unpickler(io.BytesIO(long)).load()
     with pytest.raises(trust.RefusedError, match="builtins.eval"):
-        trust.Unpickler(io.BytesIO(pickle.dumps(eval))).load()
+        unpickle.Unpickler(io.BytesIO(pickle.dumps(eval))).load()

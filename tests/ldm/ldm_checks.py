@@ -317,6 +317,23 @@ def check_old_checkpoints_load_without_running_their_code():
         torch.load("old.ckpt", weights_only=True)
 
 
+def check_a_config_within_tamings_model_runs_nothing():
+    hostile = {"target": "os.mkdir", "params": {"path": "exploded"}}
+    config = {"target": "taming.models.vqgan.VQModel", "params": {
+        "ddconfig": {"ch": 32, "out_ch": 1, "ch_mult": [1], "num_res_blocks": 1, "attn_resolutions": [],
+                     "in_channels": 1, "resolution": 8, "z_channels": 4, "double_z": False},
+        "lossconfig": hostile, "n_embed": 4, "embed_dim": 4}}  # fmt: skip
+    from taming.models.vqgan import VQModel
+
+    token = trust.GIVEN.set(False)
+    with raises(trust.RefusedError, match="os.mkdir"):
+        instantiate_from_config(OmegaConf.create(config))
+    with raises(trust.RefusedError, match="os.mkdir"):
+        VQModel(**config["params"])
+    trust.GIVEN.reset(token)
+    assert not Path("exploded").exists()
+
+
 def check_the_stand_in_for_torchvision():
     from torchvision import transforms, utils
 

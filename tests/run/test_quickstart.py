@@ -203,12 +203,18 @@ def test_progress_is_read_from_the_log_and_the_last_lines_of_a_failed_child_are_
     assert said == "a child: step 5/10, loss 0.250\na child: step 10/10, loss 0.125\n"
 
 
-@pytest.mark.slow
-def test_the_page_escapes_what_it_prints(finished):
-    results = json.loads((finished / "results.json").read_text())
-    results["data"] = results["observer"]["words"] = "<script>"
-    page = report.page(results, finished)
-    assert "<script" not in page and page.count("&lt;script&gt;") >= 3
+def test_the_page_escapes_what_it_prints(tmp_path):
+    bad = "<script>"
+    row = {"sampler": "euler", "nfe": 10, "recall": 0.5, "fid": 1.0, "times": bad}
+    results = {
+        "rows": [row | {"method": "control"}, row | {"method": "ogdm"}], "data": bad, "command": bad,
+        "config": {"seeds": [bad], "steps": bad, "control_steps": bad, "samples": bad},
+        "observer": {"words": bad}, "classifier_accuracy": 1.0, "half_fid": 1.0,
+    }  # fmt: skip
+    for name in ("fid_vs_nfe.png", "samples.png", "trajectory.png"):
+        (tmp_path / name).write_bytes(b"")
+    page = report.page(results, tmp_path)
+    assert "<script" not in page and page.count("&lt;script&gt;") >= 9
 
 
 def test_the_table_is_a_mean_over_seeds():
