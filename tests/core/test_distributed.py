@@ -8,7 +8,7 @@ from torch import multiprocessing as mp
 from tests.core.toys import TinyNet, halves, make_batch, make_observer, observe, weights
 
 STEPS = 3
-VARIANTS = {"plain": {}, "fused": {"fused": True}, "heun": {"projection": "heun"}, "split": {"projection": "split"}}
+VARIANTS = {"plain": {}, "fused": {"fused": True}, "heun": {"projection": "heun"}}
 
 
 def train(settings, rank=None):

@@ -92,7 +92,7 @@ def test_a_small_sweep_runs_and_a_second_time_does_nothing(tmp_path, capfd):
     argv = [*SMALL, "--set", "k=0.2", "--set", "rho=2", "--out", str(tmp_path)]
     assert sweep.main(argv) == 0
     printed = capfd.readouterr()
-    assert "4 jobs, 4 to do" in printed.err and "| 0.2 | 0.025 |" in printed.out
+    assert "4 jobs, 4 to do" in printed.err and "| 0.2 | 2 |" in printed.out
     assert (tmp_path / "sweep.png").is_file()
     assert sweep.main(argv) == 0
     assert "4 jobs, 0 to do" in capfd.readouterr().err
