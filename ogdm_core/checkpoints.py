@@ -123,7 +123,7 @@ def stop_if_not_finite(parameters: Iterable[Tensor], step: str, good: Callable[[
     what = "losses" if lost else "weights"
     message = (
         f"error: at {step} the denoiser's {what} are not finite: the training diverged. Nothing "
-        f"was saved since; {good()}. Resume with a lower learning rate or a lower gamma, or in "
+        f"was saved since; {good()}. Resume with a lower learning rate or a lower rho or gamma, or in "
         "float32 instead of half precision"
     )
     raise SystemExit(message if rank() == 0 else 1)

@@ -35,7 +35,7 @@ class OGDMConfig:
     projection: str     = _setting("euler", "solver step Phi that projects x_t to x_{t-s}", choices=("euler", "heun"))
     k: float            = _setting(0.4, "lookahead range: s ~ U(1, min(t, floor(k T)))", low=0, high=1)
     rho: float          = _setting(20.0, "strength of the observation: the bound of its loop gain, from which each sample has its gamma", low=0.0)
-    plain_end: float    = _setting(0.33, "last part of the run that trains on the plain loss alone, as a fraction; needs a known end", low=0.0, high=1.0)
+    plain_end: float    = _setting(0.33, "last part of the run that trains on the plain loss alone, as a fraction; needs a known end", low=0.0, high=0.99)
     gamma: float | None = _setting(None, "a fixed weight of the emission loss, as in the paper, in place of rho and plain_end", low=0.0)
     adversarial: str    = _setting("nonsaturating", "adversarial form: the paper's, or the hinge loss", choices=("nonsaturating", "hinge"))
     r1: float           = _setting(0.01, "weight of R1, the squared gradient norm of D at real data", low=0.0)
@@ -130,7 +130,7 @@ def parse_bool(value: object) -> bool:
 def check(f: Field, value: Any) -> Any:
     """The value in the setting's own type; ValueError where it is not allowed."""
     m = f.metadata
-    if f.default is None and str(value).lower() == "none":
+    if value is None and f.default is None:
         return None
     bad = ValueError(f"OGDM setting {f.name}: {value!r} is not allowed; expected {allowed(f)}")
     try:

@@ -93,9 +93,10 @@ def _names(f: Field) -> list[str]:
 
 def _help_of(f: Field, plain: OGDMConfig) -> dict[str, Any]:
     """A flag's metavar and help text, for argparse and click alike."""
+    value = getattr(plain, f.name)
     return {
         "metavar": "|".join(f.metadata["choices"]) or type(0.0 if f.default is None else f.default).__name__.upper(),
-        "help": f"{f.metadata['help']} (default: {getattr(plain, f.name)})",
+        "help": f"{f.metadata['help']} (default: {'none, rho gives it' if value is None else value})",
     }
 
 

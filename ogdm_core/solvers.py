@@ -59,17 +59,18 @@ def project(
 
 
 def reach(projection: str, schedule: Schedule, t: Tensor, u: Tensor) -> Tensor:
-    """|J| [N], how far the whitened projection moves per unit of eps_t.
+    """|J| [N], how far the whitened projection moves per unit of the network's eps.
 
         Euler   J = a_u (sigma_t - sigma_u) / scale_u
-        Heun    J (1 - kappa) / 2,   kappa = a_u (sigma_t - sigma_u) b_u / scale_u^2
+        Heun    J / 2 sqrt((1 - kappa)^2 + 1),   kappa = a_u (sigma_t - sigma_u) b_u / scale_u^2
 
-    Heun's step depends on eps_t directly and through the point at which eps_u is asked for. kappa is the
-    second way's share for data of variance sigma_data^2, whose best eps_u(x) is x b_u / scale_u^2.
+    Heun's step depends on eps_u with J / 2, and on eps_t with J (1 - kappa) / 2: directly, and through the
+    point at which eps_u is asked for. kappa is that way's share for data of variance sigma_data^2, whose
+    best eps_u(x) is x b_u / scale_u^2.
     """
     scale = schedule.scale(u)
     euler = schedule.a(u) * (schedule.sigma(t) - schedule.sigma(u)) / scale
     if projection == "euler":
         return euler
     kappa = euler * schedule.b(u) / scale
-    return torch.where(u == 0, euler, (euler * (1 - kappa) / 2).abs())
+    return torch.where(u == 0, euler, euler / 2 * ((1 - kappa) ** 2 + 1).sqrt())

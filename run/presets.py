@@ -11,7 +11,7 @@ QUICKSTART = Path(__file__).with_name("quickstart")
 
 @dataclass(frozen=True)
 class Preset:
-    """One row of Table 5. `projection`, `k` and `gamma` are None for a baseline; k and gamma alone are our defaults."""
+    """One row of Table 5. `projection` is None without OGDM; with it, k and gamma of None are our defaults."""
 
     name: str  # DATASET-BACKBONE[-cond]-TRAINING
     dataset: str  # cifar10 | celeba64 | lsun-church

@@ -9,7 +9,7 @@
 #   run/quickstart.sh --control-steps 2800  a longer control, for as much time as OGDM took
 #   run/quickstart.sh --from-scratch        trains the baseline, too
 #   run/quickstart.sh --ogdm-plain-end 0    any setting of the method may be changed
-#   run/quickstart.sh --help                every flag, with the defaults that hold beside the other flags
+#   run/quickstart.sh --help                every flag, with the defaults for --data
 #
 # Sets itself up; needs Python and a package index, no GPU, no submodule, no download. Writes
 # results.json, fid_vs_nfe.png, samples.png, trajectory.png and report.html into OUT, and prints the

@@ -107,7 +107,7 @@ def abort_on_error(world) -> None:
     def end_the_job(kind, value, trace) -> None:
         refusal = isinstance(value, DamagedError) or getattr(value, "refusal", False)
         report = f"error: {value}\n" if refusal else "".join(traceback.format_exception(kind, value, trace))
-        if os.getpid() != pid or world.size == 1:  # a data loader's worker reports to its parent
+        if os.getpid() != pid or world.size == 1:  # a data loader's worker, or a rank that is alone
             sys.stderr.write(report)
             return
         sys.stdout.flush()

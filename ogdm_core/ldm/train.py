@@ -172,9 +172,9 @@ class ObservedModel(Upstream):
             if changed:
                 print_once(f"OGDM: it continues with other settings: {changed}")
         elif self.observer is not None:
-            if self.observer.total_steps:  # the run goes on at the checkpoint's step, D begins
-                self.observer.total_steps -= checkpoint.get("global_step", 0)
             print_once("OGDM: no discriminator in the checkpoint: fine-tuning with a new one")
+        if self.observer is not None and self.observer.total_steps:  # D may have begun after Lightning's step 0
+            self.observer.total_steps -= checkpoint.get("global_step", 0) - self.observer.steps
 
     def _stop_if_not_finite(self) -> None:
         """Ends a run that diverged. SystemExit, since upstream saves after any Exception."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ogdm_core import cli, flags
-from ogdm_core.config import OGDMConfig
+from ogdm_core.config import OGDMConfig, recipe
 from run.quickstart.flags import experiment_of
 
 PROGRAM = "run/sweep.sh"
@@ -85,11 +85,15 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     given = {name: value for name, value in vars(args).items() if name.startswith("ogdm_") and value is not None}
     settings = {name.removeprefix("ogdm_"): value for name, value in given.items()}
     swept = {name: str(settings[name]) if f"ogdm_{name}" in given else values for name, values in GRID.items()}
+    if settings.get("gamma", recipe(settings.get("recipe") or "default").get("gamma")) is not None:
+        del swept["rho"]  # which a fixed gamma replaces
     for text in args.set:
         name, equals, values = text.partition("=")
         if not (name and equals and values):
             p.error(f"--set: {text!r} is not NAME=V1,V2")
         swept[name.removeprefix("ogdm_").replace("-", "_")] = values
+    if "gamma" in swept and "rho" in swept:
+        del swept["rho"]
     args.grid = {name: list(dict.fromkeys(values.split(","))) for name, values in swept.items()}
     args.arms = [Arm({}, None, seed) for seed in args.seeds]
     for chosen in combinations(args.grid):

@@ -15,7 +15,15 @@ from ogdm_core.cli import Parser, number
 from ogdm_core.config import OGDMConfig
 
 OGDM = {"k": 0.5, "gamma": 0.1}
-NETWORK = ("d_kind", "d_width", "d_mapping_lr", "d_precision", "augment_labels")  # D is the toy's own
+NETWORK = (
+    "d_kind",
+    "d_width",
+    "d_mapping_lr",
+    "d_precision",
+    "augment_labels",
+    "rho",
+    "plain_end",
+)  # D is the toy's own, and gamma is fixed
 
 
 def parser() -> argparse.ArgumentParser:

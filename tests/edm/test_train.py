@@ -192,6 +192,7 @@ def test_a_state_file_brings_back_the_observer_and_that_the_run_is_a_fine_tune(t
     state = train.load_state({}, str(tmp_path / "training-state-000002.pt"))
     ogdm = session.observer.config.to_dict()
     again = train.session(ogdm, net, Loss(), session.optimizer, 0, "snapshot.pkl", state, 10)
+    assert again.observer.total_steps == 10
     assert again.fine_tuned is fine_tuned
     assert again.resume(state) == (2000, 2) and again.observer.steps == 1
     assert torch.equal(torch.rand(3), noise)

@@ -167,6 +167,15 @@ def check_rho_reads_from_upstreams_loss_how_much_an_error_of_eps_costs():
     close(w, torch.full((8,), 0.7 / math.exp(0.5)))
 
 
+def check_the_length_of_a_run_is_lightnings_from_ds_first_step_on():
+    model = build()
+    fit(model)
+    assert model.observer.total_steps == model.trainer.max_steps > 0
+    state, model.observer.total_steps = model.observer.state_dict(), 20
+    model.on_load_checkpoint({"global_step": 12, "ogdm": state | {"steps": 3}})  # D began at 9
+    assert model.observer.total_steps == 11
+
+
 def check_a_class_conditional_model_tells_d_the_class():
     model = build_conditional()
     before = model.cond_stage_model.embedding.weight.clone()
