@@ -370,14 +370,17 @@ class Trainer:
 
     @contextlib.contextmanager
     def _signals_stop(self) -> Iterator[None]:
-        """Ctrl-C, or SIGTERM, ends the loop after its step; a second one at once."""
+        """Ctrl-C, SIGTERM or a lost terminal ends the loop after its step; a second one at once."""
 
         def stop(number: int, frame: Any) -> None:
             if self.interrupted:
                 raise KeyboardInterrupt
             self.interrupted = True
 
-        previous = {s: signal.signal(s, stop) for s in (signal.SIGINT, signal.SIGTERM)}
+        heard = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as under nohup
+            heard.append(signal.SIGHUP)
+        previous = {s: signal.signal(s, stop) for s in heard}
         try:
             yield
         finally:

@@ -88,13 +88,14 @@ def test_ogdm_and_control_see_the_same_images_and_noise(tmp_path):
 
 
 @pytest.mark.slow
-def test_ctrl_c_saves_and_the_same_command_continues(tmp_path):
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGHUP])
+def test_ctrl_c_or_a_lost_terminal_saves_and_the_same_command_continues(tmp_path, sent):
     command = [sys.executable, "-m", "ogdm_core.diffusers", *TINY, *OGDM]
     command += ["--output", str(tmp_path / "run"), "--steps", "100000"]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     for line in child.stdout:
         if line.startswith("step 3/"):
-            child.send_signal(signal.SIGINT)
+            child.send_signal(sent)
             break
     out = child.stdout.read()
     assert child.wait(60) == 130
