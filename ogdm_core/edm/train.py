@@ -163,7 +163,7 @@ class Session:
         stats = self.observer.stats()
         for name, value in stats.items():
             report(f"OGDM/{name}", value)
-        self.last = (self.last if self.observer.watching else {}) | stats  # columns stay where they are
+        self.last = (self.last if "d_loss" in stats else {}) | stats  # r1 is not taken in every tick
         return [f"{name} {value:<7.4g}" for name, value in self.last.items()]
 
     def check(self, run_dir: str | None, nimg: int) -> None:
