@@ -59,10 +59,22 @@ def make_eps_fn(net, labels: Tensor | None = None) -> ConditionalEpsFn:
 
 
 def train_options(main: Callable) -> Callable:
-    """Adds `--ogdm`, `--ogdm-k`, ..., `--lr-rampup` and `--trust` to upstream's click command."""
+    """Adds `--ogdm`, `--ogdm-k`, ..., `--trust` and settings without a flag of upstream's to its click command."""
     text = "Learning rate ramp-up, from zero; 0 = full rate at once  [default: 10]"
-    ramp = click.option("--lr-rampup", metavar="MIMG", type=click.FloatRange(min=0), help=text)
-    return ramp(trust_option(click_options(main)))
+    main = click.option("--lr-rampup", metavar="MIMG", type=click.FloatRange(min=0), help=text)(main)
+    text = "Residual blocks per resolution  [default: varies]"
+    main = click.option("--blocks", metavar="INT", type=click.IntRange(min=1), help=text)(main)
+    text = "Resolutions with self-attention  [default: varies]"
+    main = click.option("--attention", metavar="LIST", type=_sizes, help=text)(main)
+    return trust_option(click_options(main))
+
+
+def _sizes(text: str) -> list[int]:
+    """16,8 as numbers; an empty text has none."""
+    try:
+        return [int(size) for size in text.split(",") if size]
+    except ValueError as error:
+        raise click.BadParameter(f"{text} is no list of whole numbers; give one as in 16,8") from error
 
 
 def training_kwargs(opts: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
@@ -70,6 +82,8 @@ def training_kwargs(opts: dict[str, Any], options: dict[str, Any]) -> dict[str, 
     ramp, config = opts["lr_rampup"], from_args(opts, "edm")
     if config is not None and opts["resume"] is not None:
         check(opts["resume"], options)
+    network = {"num_blocks": opts["blocks"], "attn_resolutions": opts["attention"]}
+    options["network_kwargs"].update({name: value for name, value in network.items() if value is not None})
     kwargs: dict[str, Any] = {} if ramp is None else {"lr_rampup_kimg": ramp * 1000}
     return kwargs if config is None else kwargs | {"ogdm": config.to_dict()}
 
