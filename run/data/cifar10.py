@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 from PIL import Image
 
+from ogdm_core.files import write_json
 from ogdm_core.trust import RefusedError
 from ogdm_core.unpickle import Unpickler
 
@@ -17,6 +18,7 @@ from .pictures import Picture, download, reader, write_images
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 ARCHIVE, FOLDER = "cifar-10-python.tar.gz", "cifar-10-batches-py"
 BATCHES = {"train": tuple(f"data_batch_{i}" for i in range(1, 6)), "test": ("test_batch",)}
+SIDE = 32
 COUNT = {"train": 50_000, "test": 10_000}
 # What a file with other content raises: of pickle, of a dict, of numpy.
 DAMAGED = (pickle.UnpicklingError, EOFError, LookupError, AttributeError, TypeError, ValueError)
@@ -43,9 +45,19 @@ def pictures(read: Callable[[str], bytes], split: str) -> Iterator[Picture]:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Writes the images of one split into a folder."""
+    """Writes the images of one split into a folder, and their labels as EDM's dataset_tool.py reads them."""
     if args.download:
         download("CIFAR10", args.source)
     images = pictures(reader(args.source, ARCHIVE, FOLDER), args.split)
-    made = {"dataset": "CIFAR-10", "split": args.split}
+    made: dict[str, str | int] = {"dataset": "CIFAR-10", "split": args.split}
+    if args.size != SIDE:
+        made["size"] = args.size
+        images = ((name, partial(_averaged, make, args.size)) for name, make in images)
     write_images(args.folder, images, args.expect or COUNT[args.split], made)
+    names = sorted(file.name for file in args.folder.glob("*.png"))
+    write_json(args.folder / "dataset.json", {"labels": [[n, CLASSES.index(n.partition("_")[0])] for n in names]})
+
+
+def _averaged(make: Callable[[], Image.Image], size: int) -> Image.Image:
+    """The picture at size x size, each pixel the mean of an area."""
+    return make().resize((size, size), Image.Resampling.BOX)

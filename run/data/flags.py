@@ -61,6 +61,8 @@ def parser() -> argparse.ArgumentParser:
 
     add = dataset("cifar10", CIFAR10, "cifar-10-python.tar.gz, the folder cifar-10-batches-py, or torchvision's root")
     add("--split", choices=("train", "test"), default="train", help="(default: %(default)s)")
+    add("--size", type=int, choices=(32, 16, 8), default=32,
+        help="width and height in pixels; smaller ones are means over areas (default: %(default)s)")  # fmt: skip
     add("--expect", type=count, metavar="N", help="images there must be (default: 50,000 to train on, 10,000 to test)")
     add("--download", action="store_true", help="torchvision fetches it into SOURCE")
 
