@@ -6,6 +6,7 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 extras="eval diffusers" # run.sampling draws from diffusers models
+case " $* " in *lite0*) extras+=" features" ;; esac
 case " $* " in *" mnist "*) extras+=" mnist" ;; esac
 case " $* " in *" --evaluator adm "* | *" --evaluator=adm "*) ensure_upstream guided-diffusion ;; esac
 launch run.evaluate "$extras" --cache "$ROOT/out/evaluation-cache" "$@"

@@ -88,7 +88,9 @@ ensure_env() {
   PYTHON="$(setup_tool --print-python "$@")" || exit 1
   PATH="$(dirname "$PYTHON"):$PATH"
   PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}"
-  export PYTHON PATH PYTHONPATH
+  # On a CPU glibc gives the memory of each large tensor back to the system, and fetches it again.
+  : "${MALLOC_MMAP_THRESHOLD_:=2000000000}" "${MALLOC_TRIM_THRESHOLD_:=8000000000}"
+  export PYTHON PATH PYTHONPATH MALLOC_MMAP_THRESHOLD_ MALLOC_TRIM_THRESHOLD_
 }
 
 # ensure_upstream NAME...: fetches and patches these submodules, or stops with the reason.

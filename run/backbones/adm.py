@@ -27,6 +27,8 @@ SMALL_MODEL = {
     "smoke": {"--num_channels": 32, "--num_res_blocks": 1, "--channel_mult": "1,1", "--attention_resolutions": 16},
     "cpu": {"--num_channels": 32, "--num_res_blocks": 1, "--channel_mult": "1,1", "--attention_resolutions": "2",
             "--num_heads": 4, "--dropout": 0},
+    "cifar10": {"--num_channels": 32, "--num_res_blocks": 1, "--channel_mult": "1,2,2", "--attention_resolutions": 8,
+                "--dropout": 0},
 }  # fmt: skip
 
 
@@ -55,7 +57,11 @@ class Adm(Backbone):
     not_in_key = frozenset({"--data_dir", "--init_checkpoint", "--batch_size", "--resume_checkpoint", "--model_path"})
     trainer_has_seed = False
     mirrors = True
-    small_images: Mapping[str, tuple[int, int]] = {"smoke": (8, 24), "cpu": (64, 4_000 * 64)}
+    small_images: Mapping[str, tuple[int, int]] = {
+        "smoke": (8, 24),
+        "cpu": (64, 4_000 * 64),
+        "cifar10": (64, 20_000 * 64),
+    }
 
     def launcher(self, engine: Engine) -> tuple[str, ...]:
         """mpiexec; outside of Slurm it finds its hosts in HYDRA_HOST_FILE."""
@@ -102,7 +108,8 @@ class Adm(Backbone):
         return preset.steps // 10_000 + 1  # upstream saves every 10,000 steps
 
     def small_training(self, scale: str, preset: Preset, init: str, size: int, rate: str) -> Flags:
-        own = SMOKE if scale == "smoke" else {"--log_interval": 500, "--ema_rate": "0.995", "--lr": rate}
+        average = "0.999" if scale == "cifar10" and not init else "0.995"
+        own = SMOKE if scale == "smoke" else {"--log_interval": 500, "--ema_rate": average, "--lr": rate}
         return SMALL_MODEL[scale] | own | {"--image_size": size}
 
     def small_sampling(self, scale: str, size: int, images: int) -> Flags:

@@ -24,6 +24,8 @@ SMALL = {
               "--lr-rampup": 0},
     "cpu": {"--cbase": 16, "--cres": "1,1", "--augment": 0, "--dropout": 0, "--tick": 8, "--snap": 1000,
             "--dump": 1000, "--lr-rampup": 0, "--ema": 0.01},
+    "cifar10": {"--cbase": 32, "--cres": "1,2,2", "--blocks": 1, "--attention": 8, "--augment": 0, "--dropout": 0,
+                "--tick": 16, "--snap": 1000, "--dump": 4, "--lr-rampup": 0, "--ema": 0.01},
 }  # fmt: skip
 CONSTRUCTOR = "constructor"  # of a packed network: [class, arguments, keyword arguments]
 
@@ -45,7 +47,8 @@ class Edm(Backbone):
     lacks = ("stochastic",)
     not_in_key = frozenset({"--outdir", "--data", "--transfer", "--resume", "--network", "--npz", "--guide",
                             "--snap", "--dump"})  # fmt: skip
-    small_images: Mapping[str, tuple[int, int]] = {"smoke": (200, 1000), "cpu": (64, 3_125 * 64)}  # it counts thousands
+    small_images: Mapping[str, tuple[int, int]] = {"smoke": (200, 1000), "cpu": (64, 3_125 * 64),  # it counts thousands
+                                                  "cifar10": (64, 20_000 * 64)}  # fmt: skip
 
     def launcher(self, engine: Engine) -> tuple[str, ...]:
         """torchrun; inside a job of Slurm on several nodes srun starts it on each, elsewhere people do."""
@@ -112,7 +115,8 @@ class Edm(Backbone):
         return replace(self.command(engine, "dataset_tool.py", flags), launcher=PYTHON)
 
     def small_training(self, scale: str, preset: Preset, init: str, size: int, rate: str) -> Flags:
-        return SMALL[scale] | ({"--lr": rate} if scale != "smoke" else {})
+        flags = SMALL[scale] | ({"--lr": rate} if scale != "smoke" else {})
+        return flags | ({"--lr-rampup": 0.01, "--ema": 0.05} if scale == "cifar10" and not init else {})
 
     def small_sampling(self, scale: str, size: int, images: int) -> Flags:
         return {} if scale == "smoke" else {"--batch": 500}

@@ -61,15 +61,18 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def show(result: dict[str, Any]) -> None:
-    """Prints the numbers as a small table on stdout, notes on stderr."""
-    for name in ("fid", "sfid", "precision", "recall"):
+    """Prints the numbers as a small table on stdout, a column per feature net; notes on stderr."""
+    nets = [result, *result.get("also", [])]
+    for name in ("fid", "sfid", "precision", "recall", "floor"):
         if name in result:
-            value = "--" if result[name] is None else f"{result[name]:.4f}"
-            print(f"{name.replace('fid', 'FID'):<10} {value:>10}")
+            values = ["--" if net[name] is None else f"{net[name]:.4f}" for net in nets]
+            print(f"{name.replace('fid', 'FID'):<10}", *(f"{value:>10}" for value in values))
+    if "spectrum" in result:
+        print("spectrum  ", *(f"{ratio:10.2f}" for ratio in result["spectrum"]), "  of the reference's, coarse to fine")
     counts = ["?" if n is None else n for n in (result["reference_images"], result["sample_images"])]
     print("images     {} reference, {} samples".format(*counts))
-    print(f"features   {result['features']}, {result['evaluator']} evaluator")
-    for note in result["notes"]:
+    print(f"features   {', '.join(net['features'] for net in nets)}, {result['evaluator']} evaluator")
+    for note in dict.fromkeys(note for net in nets for note in net["notes"]):
         print(f"note: {note}", file=sys.stderr)
 
 

@@ -45,32 +45,38 @@ def features_of(
         # Evaluations of several models at once often share the reference: one computes, all read.
         held = exclusive(folder.with_suffix(".lock"), f"computing the features of {source.path}")
     chosen = torch.randperm(source.count, generator=torch.Generator().manual_seed(seed))[:keep]
+    summary = folder / "statistics.npz" if folder and stay else None
+    saved = _read(summary, None, "mu", "sigma")
     running, kept = RunningStatistics(), []
     with held, tqdm(total=source.count, desc=source.path.name, unit=" images", mininterval=bar_interval()) as progress:
         for index in torch.arange(source.count).split(CHUNK):
             file = folder / f"{int(index[0]):08d}.npz" if folder else None
-            x = _read(file, len(index))
+            (x,) = _read(file, len(index), "features") or (None,)
             if x is None:
                 x = torch.cat([_compute(source, net, some, progress) for some in index.split(batch)])
                 if file:
                     with atomic_write(file) as out:
                         np.savez(out, features=x.numpy())
             progress.update(int(index[-1]) + 1 - progress.n)
-            running.add(x)
+            if not saved:
+                running.add(x)
             kept.append(x[torch.isin(index, chosen)])
+        mu, sigma = (t.numpy() for t in saved or running.result())
+        if summary and not saved:
+            with atomic_write(summary) as out:
+                np.savez(out, mu=mu, sigma=sigma)
         if folder and not stay:
             shutil.rmtree(folder)
-    mu, sigma = (t.numpy() for t in running.result())
     return torch.cat(kept), Statistics(mu, sigma, net.name, source.count)
 
 
-def _read(file: Path | None, count: int) -> Tensor | None:
-    """The features [count, D] of a cached chunk; None if it is absent or damaged."""
+def _read(file: Path | None, count: int | None, *names: str) -> list[Tensor] | None:
+    """The arrays of a cached file, the first one [count, ...]; None if it is absent or damaged."""
     if file and file.exists():
         with suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
             with np.load(file, allow_pickle=False) as archive:
-                x = torch.from_numpy(archive["features"])
-            return x if len(x) == count else None
+                arrays = [torch.from_numpy(archive[name]) for name in names]
+            return arrays if count in (None, len(arrays[0])) else None
     return None
 
 

@@ -14,7 +14,7 @@ Each of the two is an npz of images (arr_0: uint8, [N, H, W, C], as the samplers
 of images, digits, mnist, or an npz of saved statistics (mu, sigma). ADM's reference batches are
 read, too. The same command continues a run that was stopped. docs/evaluation.md has more."""
 TORCH, ADM = "torch", "adm"
-TORCH_ONLY = ("features", "batch", "device", "pr_images", "seed", "save_statistics")
+TORCH_ONLY = ("features", "batch", "device", "pr_images", "seed", "save_statistics", "floor")
 # The flags of a model that is sampled here, and their defaults.
 OF_MODEL = {"sampler": "euler", "nfe": 10, "discretisation": None, "count": 50_000}
 
@@ -41,8 +41,11 @@ def parser() -> argparse.ArgumentParser:
         help="torch: torch-fidelity's Inception weights; adm: classify_image_graph_def.pb (without it, "
         "guided-diffusion's evaluator downloads the file)")
     add("--features", metavar="NET",
-        help="another feature net: MODULE:NAME, a callable on the import path that turns uint8 [N, 3, H, W] into "
-        "[N, D]; the quickstart's classifier, FILE.pt; or pixels (default: Inception)")
+        help="another feature net, or several, comma-separated: lite0, lite0-64 (EfficientNet-Lite0, which installs by "
+        "itself); MODULE:NAME, a callable on the import path that turns uint8 [N, 3, H, W] into [N, D]; the "
+        "quickstart's classifier, FILE.pt; pixels (default: Inception)")
+    add("--floor", action="store_true",
+        help="also FID of as many images of the reference as there are samples, against its others")
     add("--batch", type=number(int, 1), default=64, metavar="N", help="images at once (default: %(default)s)")
     add("--device", metavar="NAME", help="cpu, cuda, cuda:1 (default: cuda where there is one)")
     add("--cache", type=Path, default=Path("out/evaluation-cache"), metavar="DIR",

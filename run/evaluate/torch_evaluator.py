@@ -5,11 +5,15 @@ import warnings
 from typing import Any
 
 import torch
+from torch import Tensor
+
+from ogdm_core.random import generator_of
 
 from . import metrics
 from .extract import features_of
 from .features import INCEPTION, Features, check_features, load_features
 from .sources import Source, Statistics
+from .spectrum import bands
 
 NEIGHBOURS = 3
 
@@ -22,7 +26,16 @@ def check(reference: Source, samples: Source, args: argparse.Namespace) -> None:
             "leave the flag out"
         )
     if reference.count or samples.count:
-        check_features(args.features, args.weights)
+        for net in _nets(args):
+            check_features(net, args.weights)
+    if args.save_statistics and len(_nets(args)) > 1:
+        raise ValueError(f"--save-statistics is for one net; leave all but one out of --features {args.features}")
+    if args.floor and not 0 < samples.count <= min(reference.count // 2, args.pr_images):
+        raise ValueError(
+            f"--floor compares {samples.count} images of the reference, as many as there are samples, with the others; "
+            f"{reference.path} has {reference.count}, and --pr-images keeps {args.pr_images}: give fewer samples, or "
+            "leave --floor out"
+        )
     if reference.count and samples.count:
         sizes = [f"{s.images.shape[2]}x{s.images.shape[1]}" for s in (reference, samples)]
         if sizes[0] != sizes[1]:
@@ -44,11 +57,28 @@ def check(reference: Source, samples: Source, args: argparse.Namespace) -> None:
 
 
 def evaluate(reference: Source, samples: Source, args: argparse.Namespace) -> dict[str, Any]:
-    """The numbers; None is what the inputs do not allow, and `notes` says why."""
+    """The numbers, in the features of the first net; those of further nets under `also`. None is what the inputs do
+    not allow, and `notes` says why."""
+    found, *also = [_in_features_of(net, reference, samples, args) for net in _nets(args)]
+    if also:
+        found["also"] = also
+    if reference.images and samples.images:
+        found["spectrum"] = (bands(samples.images) / bands(reference.images)).tolist()
+    return found
+
+
+def _nets(args: argparse.Namespace) -> list[str | None]:
+    """The nets that --features names; None is Inception."""
+    return args.features.split(",") if args.features else [None]
+
+
+def _in_features_of(
+    spec: str | None, reference: Source, samples: Source, args: argparse.Namespace
+) -> dict[str, Any]:  # fmt: skip
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     cache = None if args.no_cache else args.cache
     sources = [reference, samples]
-    net = load_features(args.features, args.weights, device, cache) if any(s.count for s in sources) else None
+    net = load_features(spec, args.weights, device, cache) if any(s.count for s in sources) else None
     options = {"keep": args.pr_images, "seed": args.seed, "batch": args.batch, "cache": cache}
     real, fake = (features_of(s, net, **options, stay=s is reference) if s.count else None for s in sources)
     notes = list(net.notes) if net else []
@@ -67,12 +97,23 @@ def evaluate(reference: Source, samples: Source, args: argparse.Namespace) -> di
         precision, recall = metrics.precision_recall(x, y, NEIGHBOURS)
     else:
         notes.append("no precision and recall: they need the images of both sets, not statistics")
-    return {
+    found = {
         "fid": fid, "precision": precision, "recall": recall,
         "reference_images": a.images, "sample_images": b.images, "precision_recall_images": images,
         "features": net.name if net else a.features or b.features or "saved statistics",
         "notes": notes,
     }  # fmt: skip
+    return found | ({"floor": _floor(*real, samples.count, args.seed)} if args.floor else {})
+
+
+def _floor(kept: Tensor, all_of_it: Statistics, count: int, seed: int) -> float:
+    """FID of `count` of the reference's images, drawn with `seed`, against the others: real against real."""
+    mu_a, cov_a = metrics.statistics(kept[torch.randperm(len(kept), generator=generator_of(seed, "floor"))[:count]])
+    mu, cov, n = torch.from_numpy(all_of_it.mu), torch.from_numpy(all_of_it.sigma), all_of_it.images
+    rest = n - count
+    mu_b = (n * mu - count * mu_a) / rest
+    products = (n - 1) * cov + n * mu.outer(mu) - (count - 1) * cov_a - count * mu_a.outer(mu_a)
+    return metrics.frechet_distance(mu_a, cov_a, mu_b, (products - rest * mu_b.outer(mu_b)) / (rest - 1))
 
 
 def _statistics(source: Source, computed: Statistics | None, net: Features | None, notes: list[str]) -> Statistics:

@@ -109,7 +109,8 @@ def run(options: Options, rows: list[Row], native: list[str]) -> int:
 def write_table(options: Options, rows: list[Row], typed: str, args: argparse.Namespace) -> None:
     """Writes the table's files from what is there, and prints it."""
     results = table.collect(options, rows, typed) | {"portable": shlex.join(portable(args))}
-    print(results["title"], *table.lines(results), table.legend(results), sep="\n", flush=True)
+    shown = [*table.best_lines(results), *table.lines(results), table.legend(results), "", *table.further(results)]
+    print(results["title"], *shown, sep="\n", flush=True)
     files = table.write_all(results, options.out)
     _say(*table.failures(results), f"{files[0].with_suffix('')}.{{json,csv,md,png}}")
 

@@ -15,7 +15,7 @@ from run.evaluate.features import check_features
 from run.launch import is_url
 from run.presets import Preset, get_preset
 
-from .datasets import SOURCES
+from .datasets import SOURCES, source_of
 from .jobs import chain
 from .rows import Options, Row, presets_of, reachable
 from .scale import CLASSIFIER
@@ -98,13 +98,13 @@ def _upstream(options: Options, backbone: Backbone) -> list[str]:
 def _data(options: Options, rows: list[Row]) -> list[str]:
     training = {(preset.dataset, backbone_of(preset)) for preset in trained(rows)}
     pairs = [(row.preset.dataset, backbone_of(row.preset)) for row in rows]
-    texts = [missing(*pair, options.data, pair in training) for pair in pairs]
+    texts = [missing(*pair, options.data, pair in training, options.scale.size) for pair in pairs]
     return list(filter(None, dict.fromkeys(texts)))
 
 
-def missing(dataset: str, backbone: Backbone, data: Path, training: bool) -> str:
+def missing(dataset: str, backbone: Backbone, data: Path, training: bool, size: int = 0) -> str:
     """What to do if a data set is neither prepared in `data` nor there as its archive."""
-    source = SOURCES[dataset]
+    source = source_of(dataset, size)
     archive = backbone.archive(source.packed)
     wanted = [data / source.folder] + [data / archive] * bool(archive and training)
     absent = [str(path) for path in wanted if not path.exists()]
@@ -131,7 +131,8 @@ def _evaluator(options: Options) -> list[str]:
         if options.evaluator != "torch":
             adm_evaluator.check_files(weights)
         elif net != CLASSIFIER:
-            check_features(net, weights)
+            for one in net.split(","):
+                check_features(one, weights)
     except ValueError as error:
         return [" ".join(str(error).split())]
     return []
@@ -161,7 +162,7 @@ def used_gb(path: Path) -> float:
 
 def _disk(options: Options, rows: list[Row]) -> list[str]:
     need = sum(disk_gb(options, rows).values()) - used_gb(options.out)
-    if not options.scale.data:
+    if not options.scale.small:
         for name in dict.fromkeys(row.preset.dataset for row in rows):
             source = SOURCES[name]
             packed = [backbone_of(row.preset).archive(source.packed) for row in rows]

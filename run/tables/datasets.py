@@ -3,7 +3,7 @@
 FID is measured against the whole training set.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from run.backbones.base import Backbone
@@ -26,11 +26,12 @@ class Source:
     gigabytes: float  # what the prepared set takes on a disk, roughly
     labels: bool = False  # the archive has class labels, which a folder of images has not
     cropped: bool = False  # the images have sizes of their own; they are compared as crops of `size`
+    smaller: bool = False  # than its owners' images
 
     @property
     def packed(self) -> str:
         """The name of a file that holds the images, where a backbone reads one."""
-        return f"{self.folder}-{self.size}x{self.size}"
+        return self.folder if self.smaller else f"{self.folder}-{self.size}x{self.size}"
 
     @property
     def reference(self) -> str:
@@ -50,12 +51,20 @@ VALIDATION = "church_outdoor_val_lmdb.zip"
 CHURCHES = "church_outdoor_train.txt"  # the list of images that run/prepare_data.sh writes
 
 
-def real(dataset: str, backbone: Backbone, out: Path, data: Path, engine: Engine) -> tuple[Job, Job]:
-    """What the backbone trains on, and the images that FID is measured against."""
+def source_of(dataset: str, size: int = 0) -> Source:
+    """The data set, with its images at `size` (0: as they are)."""
     source = SOURCES[dataset]
+    smaller = replace(source, folder=f"{source.folder}-{size}", size=size, smaller=True)
+    return smaller if 0 < size < source.size else source
+
+
+def real(dataset: str, backbone: Backbone, out: Path, data: Path, engine: Engine, size: int = 0) -> tuple[Job, Job]:
+    """What the backbone trains on, and the images that FID is measured against."""
+    source = source_of(dataset, size)
     home = backbone.home(engine.third_party)
     folder = str(data / source.folder)
-    images = reference = Job(dataset, "data", out, {}, lambda _: prepare(source, data, home), folder)
+    settings = {"size": size} if size else {}
+    images = reference = Job(dataset, "data", out, settings, lambda _: prepare(source, data, home), folder)
     if source.cropped:
         place, size = data / source.reference, {"--size": source.size}
         reference = Job(
@@ -63,8 +72,9 @@ def real(dataset: str, backbone: Backbone, out: Path, data: Path, engine: Engine
             lambda _: module("run.data", "lsun-reference", images.output, place, **size), str(place), needs=(images,),
         )  # fmt: skip
     if archive := backbone.archive(source.packed):
-        origin, needs = (data / source.archive, ()) if source.labels else (images.output, (images,))
-        return _converted(dataset, backbone, out, engine, origin, data / archive, *needs), reference
+        from_archive = source.labels and not source.smaller
+        origin, needs = (data / source.archive, ()) if from_archive else (images.output, (images,))
+        return _converted(dataset, backbone, out, engine, origin, data / archive, *needs, **settings), reference
     return images, reference
 
 
@@ -73,6 +83,8 @@ def prepare(source: Source, data: Path, home: Path) -> Command | None:
     folder, `home`."""
     archive, folder, flags = data / source.archive, data / source.folder, {}
     lsun = source.command == "lsun"
+    if source.smaller:
+        flags["--size"] = source.size
     if folder.exists() and not archive.is_file():
         place = home / "data" / "lsun"
         if not lsun or (place / CHURCHES).is_file():
@@ -84,7 +96,7 @@ def prepare(source: Source, data: Path, home: Path) -> Command | None:
 
 
 def _converted(
-    name: str, backbone: Backbone, out: Path, engine: Engine, source: Path, product: Path, *needs: Job
+    name: str, backbone: Backbone, out: Path, engine: Engine, source: Path, product: Path, *needs: Job, **settings: int
 ) -> Job:  # fmt: skip
     """The file that the backbone reads; nothing is done if it is there and the source is not."""
 
@@ -93,7 +105,7 @@ def _converted(
             return None
         return backbone.convert(source, folder / product, engine)
 
-    return Job(f"{name}-zip", "data", out, {}, build, str(product), needs=needs)
+    return Job(f"{name}-zip", "data", out, settings, build, str(product), needs=needs)
 
 
 # ---- stand-ins ----------------------------------------------------------------------------------

@@ -29,10 +29,10 @@ def parser(table: str = "N") -> argparse.ArgumentParser:
     add = p.add_argument_group("what").add_argument
     add("--rows",        metavar="NAME[,NAME]", action="append", default=[], help="rows by name or glob, as in 'cifar10-edm-*' (default: all; --list shows them)")
     add("--nfes",        metavar="N[,N]", type=numbers(int, 1), default=(), help="network evaluations, as in 10,20 (default: the table's)")
-    add("--images",      metavar="N", type=number(int, 4), help="samples per cell, 4 or more: recall looks at three neighbours (default: 50000; 2500 at the cpu scales, 16 in a smoke run)")
+    add("--images",      metavar="N", type=number(int, 4), help="samples per cell, 4 or more: recall looks at three neighbours (default: 50000; 2500 at cpu and cpu-mnist, 5000 at cpu-cifar10, 16 in a smoke run)")
     add("--checkpoint",  metavar="ROW=PATH", type=checkpoint, action="append", default=[], help="weights to sample in place of training the row; fine-tunes of a baseline that is given start from them")
     add("--set",         metavar="ROW:--FLAG=VALUE", type=native_flag, action="append", default=[], help="a native flag of a row's training (ROW by name or glob), as in 'cifar10-adm-*:--num_heads=4', and of its sampling where that has the flag too; ROW:sample:--FLAG=VALUE of its sampling alone")
-    add("--scale",       choices=NAMES, default="paper", help="cpu: fine-tunes of small networks on digits and their controls, on a CPU, half an hour; cpu-mnist: the same on MNIST, longer; smoke: tiny networks, a few steps, to see that all commands run (default: paper)")
+    add("--scale",       choices=NAMES, default="paper", help="cpu: fine-tunes of small networks on digits and their controls, on a CPU, half an hour; cpu-mnist: the same on MNIST, longer; cpu-cifar10: on CIFAR-10 at 16x16, hours, and cpu-cifar10-32 on its whole images, longer; smoke: tiny networks, a few steps, to see that all commands run (default: paper)")
     add("--seeds",       "--seed", metavar="N[,N]", type=numbers(int, 0), default=(), help="random seeds for sampling, for training on EDM and LDM, and for D at the cpu scales; with several seeds the table shows mean and standard deviation (default: 0; 0,1,2 at the cpu scales). Baselines are trained by the first seed")
     add("--from-scratch", action="store_true", help="cpu scales: train the baselines, too, in place of the shipped ones")
     add = p.add_argument_group("where and how").add_argument
@@ -41,11 +41,11 @@ def parser(table: str = "N") -> argparse.ArgumentParser:
     add("--jobs",        metavar="N", type=number(int, 1), help="commands at a time (default: 1; at the smoke and cpu scales one per core, at most 4)")
     add("--slurm",       action="store_true", help="submit the jobs to Slurm: short for -- --profile run/tables/slurm; say the partition after --")
     add("--time-limit",  metavar="MINUTES", type=number(int, 1), help="longest time of a job, which Slurm is told (default: by kind, as in 10080 for a training and 1440 for sampling)")
-    add("--out",         metavar="DIR", type=Path, help="results (default: out/tables, out/tables-smoke, out/tables-cpu, out/tables-cpu-mnist)")
+    add("--out",         metavar="DIR", type=Path, help="results (default: out/tables, or out/tables-SCALE)")
     add("--data",        metavar="DIR", type=Path, default=Path("data"), help="archives of the data sets; prepared ones go there too (default: data)")
     add("--third-party", metavar="DIR", type=Path, default=ROOT / "third_party", help="the patched codebases (default: third_party)")
     add("--weights",     metavar="FILE", default="", help="Inception's weights")
-    add("--features",    metavar="MODULE:NAME", default="", help="another feature net than Inception")
+    add("--features",    metavar="NET[,NET]", default="", help="other feature nets than Inception, as in lite0 or MODULE:NAME; the table has the first, and its .md and .json the others, too")
     add("--evaluator",   choices=("torch", "adm"), default="torch", help="ours, or guided-diffusion's own (default: torch)")
     add = p.add_argument_group("look, run nothing").add_argument
     add("--list",        action="store_true", help="the table's rows and NFEs")

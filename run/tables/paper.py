@@ -6,7 +6,7 @@ holds the digits as printed; `Cell.trained_by` is what Table 5 says about the tr
 """
 
 import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -92,11 +92,11 @@ def _cell(line: dict[str, str]) -> Cell:
     return Cell(fid_text=cell.pop("fid"), recall_text=cell.pop("recall"), **cell)
 
 
-def with_controls(table: Table, nfes: Mapping[str, Sequence[int]]) -> Table:
-    """The table's fine-tunes, each below its control, at these NFEs of its sampler.
+def with_controls(table: Table, nfes: Mapping[str, Sequence[int]], datasets: Collection[str]) -> Table:
+    """The table's fine-tunes on these data sets, each below its control, at these NFEs of its sampler.
 
     A control has the numbers of the paper's baseline. Where a table has a training from scratch
-    only (Table 9), its fine-tune takes that one's place. CelebA is left out.
+    only (Table 9), its fine-tune takes that one's place.
     """
     rows = []
     tuned = {(c.dataset, c.backbone, c.sampler) for c in table.cells
@@ -106,7 +106,7 @@ def with_controls(table: Table, nfes: Mapping[str, Sequence[int]]) -> Table:
         first = next(iter(cells.values()))
         preset, place = first.trained_by, (first.dataset, first.backbone, first.sampler)
         scratch = preset.training == "scratch"
-        if not preset.ogdm or first.dataset == "celeba64" or (scratch and place in tuned):
+        if not preset.ogdm or first.dataset not in datasets or (scratch and place in tuned):
             continue
         preset = get_preset(preset.name + "-ft" * scratch)
         before = {c.nfe: c for c in table.cells if c.preset == preset.baseline
@@ -118,5 +118,5 @@ def with_controls(table: Table, nfes: Mapping[str, Sequence[int]]) -> Table:
             (name, "OGDM", preset.name, cells),
         ):
             rows += [replace(theirs.get(nfe, empty), row=row, method=method, preset=trained_by,
-                             nfe=nfe) for nfe in nfes[first.sampler]]  # fmt: skip
+                             nfe=nfe) for nfe in nfes.get(first.sampler, ())]  # fmt: skip
     return Table(table.number, tuple(rows))

@@ -10,15 +10,15 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFor
 from run.figures.style import GREY, MARKERS, PALETTE, figure, method_colour, sampler_name, save
 
 
-def groups_of(results: dict) -> list[tuple[tuple[str, str], list[dict]]]:
+def groups_of(rows: list[dict]) -> list[tuple[tuple[str, str], list[dict]]]:
     """The rows of each data set and sampler, which stand together."""
-    by_place = groupby(results["rows"], lambda row: (row["dataset"], row["sampler"]))
+    by_place = groupby(rows, lambda row: (row["dataset"], row["sampler"]))
     return [(place, list(rows)) for place, rows in by_place]
 
 
 def plot(results: dict, path: Path) -> Path:
     """FID over NFE: a panel for each data set, backbone and sampler; the paper's lines dashed."""
-    groups = groups_of(results)
+    groups = groups_of(results["rows"])
     width = min(len(groups), 3)
     height = -(-len(groups) // width)
     size = (max(3.3 * width, 5.0), 2.6 * height + 0.9)

@@ -26,9 +26,13 @@ LOCAL = {"checkpoint", "images", "commands", "failed", "portable"}
 
 def without_local_paths(results: dict[str, Any]) -> dict[str, Any]:
     """The results without the paths of the machine that made them."""
-    rows = [_without(row) | {"cells": [_without(c) for c in row["cells"]]} for row in results["rows"]]
     command = results.get("portable", results["command"])
-    return _without(results) | {"command": command, "rows": rows}
+    also = [net | {"rows": _rows(net["rows"])} for net in results.get("also", ())]
+    return _without(results) | {"command": command, "rows": _rows(results["rows"])} | ({"also": also} if also else {})
+
+
+def _rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [_without(row) | {"cells": [_without(cell) for cell in row["cells"]]} for row in rows]
 
 
 def _without(entry: dict[str, Any]) -> dict[str, Any]:
@@ -39,13 +43,16 @@ def section(results: dict[str, Any]) -> str:
     """A table under its command, and the paper's below it."""
     number, seeds = results["number"], ", ".join(map(str, results["seeds"]))
     made = f"commit {results['commit'][:10]}, torch {results['versions']['torch']}"
-    rows = [row | {"failed": None} for row in results["rows"]]
+    results = results | {"rows": [row | {"failed": None} for row in results["rows"]]}
+    results["also"] = [
+        net | {"rows": [row | {"failed": None} for row in net["rows"]]} for net in results.get("also", ())
+    ]
     return "\n".join([
         "```bash", results["command"], "```", "",
-        textwrap.fill(f"{results['title']}.", 120), "", *table.lines(results | {"rows": rows}), "",
+        textwrap.fill(f"{results['title']}.", 120), "", *table.best_lines(results), *table.lines(results), "",
         textwrap.fill(f"{table.legend(results)} {results['samples']:,} samples per cell, seeds {seeds}; {made}.", 120),
-        "", f"The paper's Table {number}, for the same rows at full size:", "",
-        *papers(number, rows),
+        "", *table.further(results), f"The paper's Table {number}, for the same rows at full size:", "",
+        *papers(number, results["rows"]),
     ])  # fmt: skip
 
 
@@ -57,6 +64,8 @@ def papers(number: int, rows: list[dict[str, Any]]) -> list[str]:
         of = get_preset(row["preset"]).baseline if row["method"] == "control" else row["row"]
         cells = {c.nfe: c for c in theirs.cells
                  if of in (c.row, c.preset) and c.sampler == row["sampler"]}  # fmt: skip
+        if not cells:  # a sampler that the paper does not have
+            continue
         first = next(iter(cells.values()))
         found_cells = [cells.get(nfe) for nfe in theirs.nfes]
         texts = [table.pair(c and c.fid_text, c and c.recall_text) for c in found_cells]

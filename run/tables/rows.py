@@ -53,8 +53,9 @@ class Options:
 
     @property
     def net(self) -> str:
-        """The feature net: MODULE:NAME, or CLASSIFIER; empty for Inception."""
-        return self.features or self.scale.features
+        """The feature net or nets, or CLASSIFIER; empty for Inception."""
+        inception = self.weights and not self.scale.data
+        return self.features or ("" if inception else self.scale.features)
 
 
 @dataclass(frozen=True)
@@ -254,7 +255,7 @@ class Planner:
     def scored(self, preset: Preset, samples: Job) -> Job:
         """FID and recall against the training set."""
         o, needs = self.options, [samples, self.data(preset)[1]]
-        flags = {"--evaluator": o.evaluator} if o.evaluator != "torch" else {}
+        flags = {"--evaluator": o.evaluator} if o.evaluator != "torch" else dict(self.scale.evaluation)
         if o.net == CLASSIFIER:
             needs.append(datasets.classifier(self.scale, o.out))
             flags["--features"] = needs[-1].output
@@ -276,4 +277,4 @@ class Planner:
         o, backbone = self.options, backbones.get(preset.backbone)
         if self.scale.data:
             return datasets.stand_in(self.scale, backbone, o.out, o.engine)
-        return datasets.real(preset.dataset, backbone, o.out, o.data, o.engine)
+        return datasets.real(preset.dataset, backbone, o.out, o.data, o.engine, self.scale.size)

@@ -1,9 +1,10 @@
 """Scales: the paper's own data and networks, or small stand-ins for a CPU.
 
 `Scale` itself is `paper`, which changes nothing. `smoke` runs every command of the paper's rows on tiny networks for a
-few steps; its numbers mean nothing. `cpu` and `cpu-mnist` ask whether the method works: each of the paper's fine-tunes,
-of a small network on real digits, stands below its control, the baseline trained on for as many steps without OGDM,
-everything else equal. CelebA has no counterpart there: it would be the same network on the same digits.
+few steps; its numbers mean nothing. The others ask whether the method works: each of the paper's fine-tunes, of a small
+network on real images, stands below its control, the baseline trained on for as many steps without OGDM, everything
+else equal. `cpu` and `cpu-mnist` have digits; CelebA has no counterpart there: it would be the same network on the same
+digits. `cpu-cifar10` has CIFAR-10's photographs at 16x16, and solvers that the paper does not have beside Table 3's.
 """
 
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ from run.presets import Preset
 
 from . import paper
 
-NAMES = ("paper", "smoke", "cpu", "cpu-mnist")
+NAMES = ("paper", "smoke", "cpu", "cpu-mnist", "cpu-cifar10", "cpu-cifar10-32")
 CLASSIFIER = "classifier"
 # What the paper leaves open about Table 7's guide.
 GUIDE = {"--kind": "paper", "--width": 0.25, "--steps": 10_000}
@@ -31,19 +32,25 @@ class Scale:
     title: str = ""  # stands in front of the table's own
     images: int = 50_000  # samples per cell
     seeds: tuple[int, ...] = (0,)
-    networks: str = ""  # smoke | cpu, the backbones' small ones; empty: the rows' own
+    networks: str = ""  # smoke | cpu | cifar10, the backbones' small ones; empty: the rows' own
     data: str = ""  # digits | mnist, which come with a package; empty: the rows' own data sets
-    size: int = 0  # of those images
+    size: int = 0  # of the images; 0: the rows' own
     count: int = 0  # the first so many; 0: all
-    features: str = ""  # MODULE:NAME, or CLASSIFIER: a job trains it; empty: Inception
+    features: str = ""  # as --features of run/evaluate.sh, or CLASSIFIER: a job trains it; empty: Inception
+    evaluation: Mapping[str, Any] = field(default_factory=dict)  # further flags of run/evaluate.sh
     controls: bool = False  # fine-tunes beside their controls, in place of the paper's rows
     gigabytes: float = 0.0  # what a run takes on a disk at most; 0: it is counted
     guide: Mapping[str, Any] = field(default_factory=GUIDE.copy)
 
     @property
     def small(self) -> bool:
-        """Runs on a CPU in little time."""
-        return bool(self.data)
+        """Runs on a CPU."""
+        return bool(self.networks)
+
+    @property
+    def images_of(self) -> str:
+        """What the images are called in a table; empty: as the rows' own data set."""
+        return self.data if self.controls else ""
 
     def table(self, number: int) -> paper.Table:
         """The rows there are."""
@@ -83,14 +90,19 @@ class Smoke(Scale):
 class Cpu(Scale):
     """Fine-tunes and their controls."""
 
-    TABLES = (1, 2, 3, 9)
-    NFES = {"euler": (25, 10, 5), "heun": (25, 11), "s-pndm": (25, 10), "f-pndm": (25, 20), "stochastic": (50, 25, 10)}
+    TABLES: tuple[int, ...] = (1, 2, 3, 9)
+    DATASETS: tuple[str, ...] = ("cifar10", "lsun-church")  # of the paper, whose rows have a counterpart
+    NFES: Mapping[str, tuple[int, ...]] = {
+        "euler": (25, 10, 5), "heun": (25, 11), "s-pndm": (25, 10), "f-pndm": (25, 20), "stochastic": (50, 25, 10),
+    }  # fmt: skip
     FINETUNE_STEPS = 1_000
     BASELINE_RATE, FINETUNE_RATE = "1e-3", "2e-4"
 
     def table(self, number: int) -> paper.Table:
         table = paper.table(number)
-        return paper.with_controls(table, self.NFES) if number in self.TABLES else replace(table, cells=())
+        return (
+            paper.with_controls(table, self.NFES, self.DATASETS) if number in self.TABLES else replace(table, cells=())
+        )
 
     def network(self, preset: Preset) -> str:
         """The name of its baseline."""
@@ -113,6 +125,34 @@ class Cpu(Scale):
         return file if preset.training == "baseline" and file.is_file() else None
 
 
+class CpuCifar10(Cpu):
+    """The same on CIFAR-10's own images, made smaller."""
+
+    TABLES = (1, 3, 9)
+    DATASETS = ("cifar10",)
+    NFES = {"euler": (25, 10, 5), "s-pndm": (10,), "stochastic": (25, 10)}
+    OTHERS = {"dpmpp-2m": (10, 5), "unipc": (10, 5)}  # samplers that Table 3 does not have
+    FINETUNE_STEPS = 2_000
+
+    @property
+    def images_of(self) -> str:
+        return f"CIFAR-10 {self.size}x{self.size}"
+
+    def network(self, preset: Preset) -> str:
+        return f"cifar10-{self.size}" + super().network(preset)
+
+    def table(self, number: int) -> paper.Table:
+        table = super().table(number)
+        cells = [cell for cell in table.cells if cell.sampler == "s-pndm"]
+        more = [
+            replace(cell, row=cell.row.replace("s-pndm", sampler), sampler=sampler, nfe=nfe, fid_text=None,
+                    recall_text=None)
+            for control, ogdm in zip(cells[::2], cells[1::2], strict=True)
+            for sampler, nfes in self.OTHERS.items() for cell in (control, ogdm) for nfe in nfes
+        ]  # fmt: skip
+        return replace(table, cells=(*table.cells, *more))
+
+
 SMOKE = Smoke(
     name="smoke",
     title="SMOKE RUN: tiny networks, a few steps, a few digits. These numbers mean nothing but "
@@ -131,7 +171,16 @@ CPU_DIGITS = Cpu(
 CPU_MNIST = replace(
     CPU_DIGITS, name="cpu-mnist", data="mnist", size=16, title=TITLE.format("5,000 of MNIST's digits", 16, 16)
 )
-SCALES = {scale.name: scale for scale in (Scale(), SMOKE, CPU_DIGITS, CPU_MNIST)}
+CPU_CIFAR10 = CpuCifar10(
+    name="cpu-cifar10", images=5_000, seeds=(0, 1, 2), networks="cifar10", size=16, features="lite0,lite0-64",
+    title="CPU SCALE: small networks on CIFAR-10 at 16x16, FID and recall in the features of EfficientNet-Lite0, not "
+    "Inception's: they compare with each other only",
+    evaluation={"--pr-images": 5_000, "--floor": None}, controls=True, gigabytes=4.0,
+)  # fmt: skip
+CPU_CIFAR10_32 = replace(
+    CPU_CIFAR10, name="cpu-cifar10-32", size=32, title=CPU_CIFAR10.title.replace("16x16", "32x32"), gigabytes=6.0
+)
+SCALES = {s.name: s for s in (Scale(), SMOKE, CPU_DIGITS, CPU_MNIST, CPU_CIFAR10, CPU_CIFAR10_32)}
 
 
 def get_scale(name: str) -> Scale:

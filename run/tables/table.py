@@ -26,7 +26,7 @@ from .worker import LOG, PACKAGES
 OPEN = "–"
 DIGITS = {"fid": 2, "recall": 3}  # as the paper prints them
 DATASETS = {"cifar10": "CIFAR-10", "celeba64": "CelebA", "lsun-church": "LSUN Church"}
-KEPT = ("fid", "recall", "precision", "sfid", "reference_images", "sample_images")
+KEPT = ("fid", "recall", "precision", "sfid", "floor", "features", "spectrum", "reference_images", "sample_images")
 CSV = ("row", "dataset", "method", "sampler", "nfe", "status", "fid", "paper_fid", "recall",
        "paper_recall", "reference_images", "sample_images", "failed_job", "title", "fid_sd",
        "recall_sd", "seeds", "change", "paper_change")  # fmt: skip
@@ -57,22 +57,29 @@ def collect(options: Options, rows: list[Row], command: str) -> dict[str, Any]:
     results = about(options.number, scale, command) | {
         "samples": options.samples,
         "seeds": list(options.seeds),
-        "rows": [_row(options, list(seeds)) for _, seeds in groupby(rows, key=lambda r: r.name)],
     }
-    for _, group in groups_of(results) if scale.controls else ():
+    names = options.net.split(",")
+    first, *others = [{"features": name, "rows": _rows(options, rows, net)} for net, name in enumerate(names)]
+    return results | {"rows": first["rows"]} | ({"also": others} if others else {})
+
+
+def _rows(options: Options, rows: list[Row], net: int) -> list[dict[str, Any]]:
+    """The table's rows in the features of one of the nets."""
+    found = [_row(options, list(seeds), net) for _, seeds in groupby(rows, key=lambda r: r.name)]
+    for _, group in groups_of(found) if options.scale.controls else ():
         if len(group) == 2:
             _compare(*group)
-    return results
+    return found
 
 
-def _row(options: Options, rows: Sequence[Row]) -> dict[str, Any]:
+def _row(options: Options, rows: Sequence[Row], net: int) -> dict[str, Any]:
     """A row from its runs by one seed each."""
     row = rows[0]
     first = next(iter(row.cells.values()))
     nfes = dict.fromkeys([*row.cells, *row.scores, *row.others])
     return {
         "row": row.name,
-        "dataset": dataset_of(first, options.scale.data if options.scale.controls else ""),
+        "dataset": dataset_of(first, options.scale.images_of),
         "method": first.method,
         "sampler": row.sampler,
         "preset": row.preset.name,
@@ -81,7 +88,7 @@ def _row(options: Options, rows: Sequence[Row]) -> dict[str, Any]:
         "gamma": row.preset.gamma,
         "checkpoint": row.checkpoint,
         "failed": next(filter(None, (failure(r.chain(pending=True)) for r in rows)), None),
-        "cells": [_cell(rows, nfe) for nfe in sorted(nfes, reverse=True)],
+        "cells": [_cell(rows, nfe, net) for nfe in sorted(nfes, reverse=True)],
     }
 
 
@@ -106,7 +113,7 @@ def failure(pending: list[Job]) -> dict[str, str] | None:
     return None
 
 
-def _cell(rows: Sequence[Row], nfe: int) -> dict[str, Any]:
+def _cell(rows: Sequence[Row], nfe: int, net: int) -> dict[str, Any]:
     """The mean over the seeds that are there, with their standard deviation and each number."""
     reported = rows[0].cells.get(nfe)
     cell = {
@@ -119,7 +126,7 @@ def _cell(rows: Sequence[Row], nfe: int) -> dict[str, Any]:
     if nfe not in rows[0].scores:
         reason = "the sampler cannot spend exactly this many" if nfe in rows[0].others else ""
         return cell | {"status": "not asked for", "reason": reason}
-    found = [(row.seed, _scores(row, nfe)) for row in rows]
+    found = [(row.seed, _scores(row, nfe, net)) for row in rows]
     done = {seed: scores for seed, scores in found if scores["status"] == "done"}
     cell["status"] = next((s["status"] for _, s in found if s["status"] != "done"), "done")
     if not done:
@@ -134,11 +141,13 @@ def _cell(rows: Sequence[Row], nfe: int) -> dict[str, Any]:
         cell[name] = fmean(values) if values else None
         if len(rows) > 1:
             cell[f"{name}_sd"] = stdev(values) if len(values) > 1 else None
+    if spectra := [s["spectrum"] for s in done.values() if s.get("spectrum")]:
+        cell["spectrum"] = [fmean(band) for band in zip(*spectra, strict=True)]
     return cell
 
 
-def _scores(row: Row, nfe: int) -> dict[str, Any]:
-    """What one seed's jobs left."""
+def _scores(row: Row, nfe: int, net: int) -> dict[str, Any]:
+    """What one seed's jobs left, in the features of one of the nets."""
     score, sample = row.scores[nfe], row.samples[nfe]
     record = score.record()
     if record is None:
@@ -146,6 +155,7 @@ def _scores(row: Row, nfe: int) -> dict[str, Any]:
         return {"status": found["status"] if found else "open"}
     made = [job for job in (sample.record(), record) if job]  # samples may be deleted since
     scores = read_json(score.output)
+    scores |= scores.get("also", [])[net - 1] if net else {}
     return {
         "status": "done",
         **{name: scores.get(name) for name in KEPT},
@@ -227,9 +237,11 @@ def legend(results: dict) -> str:
         return "FID / recall: ours, and the paper's in brackets."
     n = len(results["seeds"])
     spread = f", mean ± standard deviation of {n} seeds" if n > 1 else ""
+    real = next((c["floor"] for row in results["rows"] for c in row["cells"] if c.get("floor")), None)
+    floor = f" As many real images have {real:.2f} against the other real ones." if real else ""
     return (
         f"FID / recall{spread}; change: OGDM's FID against the control's, and in brackets the "
-        "paper's, against the baseline, on its own data."
+        f"paper's, against the baseline, on its own data.{floor}"
     )
 
 
@@ -264,6 +276,49 @@ def lines(results: dict) -> list[str]:
     return aligned(rows)
 
 
+def best_lines(results: dict) -> list[str]:
+    """Best with best: at each NFE a control's lowest FID with any of the table's samplers, OGDM's, and the change."""
+    nfes, rows = nfes_of(results), []
+    for dataset in dict.fromkeys(row["dataset"] for row in results["rows"]):
+        of_it = [row for row in results["rows"] if row["dataset"] == dataset]
+        found = {m: [_best([r for r in of_it if r["method"] == m], nfe) for nfe in nfes] for m in ("control", "OGDM")}
+        if len({row["sampler"] for row in of_it}) > 1:
+            rows += [[dataset, m, *(f"{fid:.4g} ({by})" if fid else OPEN for fid, by in c)] for m, c in found.items()]
+            pairs = zip(*found.values(), strict=True)
+            rows.append([dataset, "change", *(per_cent(_change(a, b)) for (a, _), (b, _) in pairs)])
+    head = ["dataset (backbone)", "best sampler of", *(f"NFE {nfe}" for nfe in nfes)]
+    title = "Best with best: FID with the best of the table's samplers at each NFE."
+    return [title, "", *aligned([head, *rows]), ""] if results["controls"] and rows else []
+
+
+def _best(rows: list[dict], nfe: int) -> tuple[float | None, str]:
+    """The lowest FID of these rows at an NFE, and its sampler."""
+    there = [(cell_of(row, nfe)["fid"], sampler_name(row["sampler"])) for row in rows]
+    return min((cell for cell in there if cell[0] is not None), default=(None, ""))
+
+
+def spectrum_lines(results: dict) -> list[str]:
+    """Power in four bands relative to real images, coarse to fine, where it was measured."""
+    nfes, rows = nfes_of(results), []
+    for row in results["rows"]:
+        cells = [cell_of(row, nfe).get("spectrum") for nfe in nfes]
+        texts = [" ".join(f"{band:.2f}" for band in cell) if cell else OPEN for cell in cells]
+        rows += [[row["dataset"], method_of(results, row), *texts]] if any(cells) else []
+    return aligned([["dataset (backbone)", "method", *(f"NFE {nfe}" for nfe in nfes)], *rows]) if rows else []
+
+
+def further(results: dict) -> list[str]:
+    """What stands below the table: the other feature nets, the spectrum."""
+    parts = []
+    for other in results.get("also", ()):
+        view = results | {"rows": other["rows"]}
+        parts.append((f"The same in the features of {other['features']}. {legend(view)}", lines(view)))
+    parts.append(
+        ("Power spectrum relative to real images, in four bands from coarse to fine.", spectrum_lines(results))
+    )
+    return [line for title, table in parts if table for line in (title, "", *table, "")]
+
+
 def aligned(rows: list[list[str]]) -> list[str]:
     """Rows of Markdown, the first one the head."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -282,7 +337,8 @@ def to_markdown(results: dict) -> str:
         settings = f"{results['samples']:,} samples per cell, seed {seeds}. "
     return "\n".join([
         f"# {results['title']}", "", legend(results), "",
-        *lines(results), "", *notes, *(["Rows that stopped:", "", *stopped, ""] if stopped else []),
+        *best_lines(results), *lines(results), "", *further(results), *notes,
+        *(["Rows that stopped:", "", *stopped, ""] if stopped else []),
         f"![FID over NFE](table{results['number']}.png)", "",
         f"{settings}Made by", "",
         f"    {results['command']}", "",

@@ -63,13 +63,28 @@ def test_a_second_run_makes_only_what_is_missing(cifar, tmp_path, capsys):
     main(["cifar10", *run])
     assert "20 images, 1 of them new" in capsys.readouterr().out
     assert kept.stat().st_mtime_ns == before and Image.open(lost).size == (32, 32)
-    assert len(list(tmp_path.iterdir())) == 21  # the images and their record
+    assert len(list(tmp_path.iterdir())) == 22  # the images, their labels and their record
+
+
+def test_cifar10_can_be_made_smaller_and_has_its_labels(cifar, tmp_path):
+    root, pixels = cifar
+    main(["cifar10", str(root / cifar10.ARCHIVE), str(tmp_path), "--expect", "20", "--size", "16"])
+    labels = dict(json.loads((tmp_path / "dataset.json").read_text())["labels"])
+    assert len(labels) == 20 and labels["airplane_00001.png"] == 0 and labels["truck_00002.png"] == 9
+    mean = pixels[1].reshape(16, 2, 16, 2, 3).mean((1, 3))
+    made = np.asarray(Image.open(tmp_path / "airplane_00001.png")).astype(float)
+    assert made.shape == (16, 16, 3) and np.abs(made - mean).max() <= 1
+
+
+def test_an_archive_with_other_images_is_not_cifar10(cifar, tmp_path, refused):
+    with refused("data_batch_1 is not CIFAR-10's .*checksum.*--expect"):
+        main(["cifar10", str(cifar[0] / cifar10.ARCHIVE), str(tmp_path)])
 
 
 def test_counts_are_checked(cifar, tmp_path, refused):
     source = str(cifar[0] / cifar10.ARCHIVE)
-    with refused("holds 20 images, not 50,000; check that the source"):
-        main(["cifar10", source, str(tmp_path)])
+    with refused("holds 20 images, not 21; check that the source"):
+        main(["cifar10", source, str(tmp_path), "--expect", "21"])
     with refused("not 19; give an empty folder"):
         main(["cifar10", source, str(tmp_path), "--expect", "19"])
     with refused("begun as .*train.*give another folder"):

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from ogdm_core.random import generator_of
 from run import provenance
 from run.evaluate import __main__ as cli
 from run.evaluate import extract, metrics
@@ -42,6 +43,7 @@ def folder(tmp_path, monkeypatch):
     rng = np.random.default_rng(0)
     np.savez(tmp_path / "ref.npz", arr_0=rng.integers(0, 256, (90, 4, 4, 3), dtype=np.uint8))
     np.savez(tmp_path / "fake.npz", arr_0=rng.integers(0, 220, (70, 4, 4, 3), dtype=np.uint8))
+    np.savez(tmp_path / "part.npz", arr_0=rng.integers(0, 220, (40, 4, 4, 3), dtype=np.uint8))
     (tmp_path / "smallnet.py").write_text(NET)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "smallnet", raising=False)
@@ -120,6 +122,34 @@ def test_numbers_are_those_of_the_metrics(folder, capsys):
     assert "ref.npz fake.npz" in found["command"] and found["versions"]["torch"]
     shown = capsys.readouterr().out
     assert f"{found['fid']:.4f}" in shown and "90 reference, 70 samples" in shown
+
+
+def test_several_nets_the_floor_and_the_spectrum(folder, capsys):
+    found = run("--floor", samples="part.npz", net="smallnet:flat,smallnet:other")
+    assert found["features"] == "smallnet:flat" and [net["features"] for net in found["also"]] == ["smallnet:other"]
+    assert found["also"][0]["fid"] == pytest.approx(64**2 * found["fid"], rel=1e-6)
+    shown = capsys.readouterr().out
+    assert f"{found['fid']:.4f}" in shown and f"{found['also'][0]['fid']:.4f}" in shown and "spectrum" in shown
+
+    real = features("ref.npz")
+    order = torch.randperm(90, generator=generator_of(0, "floor"))
+    assert found["floor"] == pytest.approx(metrics.fid(real[order[:40]], real[order[40:]]), rel=1e-6)
+    images = [np.load(name)["arr_0"] / 127.5 - 1 for name in ("part.npz", "ref.npz")]
+    power = [(np.abs(np.fft.fft2(x, axes=(1, 2))) ** 2).mean((0, 3)) for x in images]
+    radius = np.hypot(np.fft.fftfreq(4)[:, None], np.fft.fftfreq(4))
+    band = (radius >= 0.4) & (radius < 0.8)
+    assert found["spectrum"][3] == pytest.approx(power[0][band].sum() / power[1][band].sum())
+
+
+def test_the_references_statistics_are_kept_and_read(folder, monkeypatch):
+    first, added = run(), []
+    add = extract.RunningStatistics.add
+    monkeypatch.setattr(extract.RunningStatistics, "add", lambda self, x: (added.append(len(x)), add(self, x)))
+    assert run()["fid"] == first["fid"] and sum(added) == 70  # the samples' only
+
+
+def test_a_floor_needs_twice_as_many_images(folder, capsys):
+    assert "--floor compares 70 images" in fails(capsys, "--floor")
 
 
 def test_reference_features_are_cached_by_content(folder):

@@ -77,6 +77,16 @@ def test_pixels_and_the_quickstarts_classifier(tmp_path, images):
         load_features(str(tmp_path / "text.pt"))
 
 
+def test_the_net_that_installs_tells_blurred_images_from_sharp_ones(images):
+    pytest.importorskip("efficientnet_lite_pytorch")
+    nets = [load_features(name) for name in ("lite0", "lite0-64")]
+    assert nets[0].key != nets[1].key
+    for net in nets:
+        x = net(images)
+        assert x.shape == (len(images), 1280) and bool(x.isfinite().all()) and float(x.std()) > 0
+        assert torch.equal(x, net(images)) and not torch.allclose(x, net(images.flip(3)), atol=1e-3)
+
+
 def test_a_broken_contract_is_an_error(smallnet, images):
     flat = load_features("smallnet:flat")
     with pytest.raises(ValueError, match=r"takes uint8 images.*not torch.float32"):

@@ -147,6 +147,31 @@ def test_each_fine_tune_stands_below_its_control_with_mean_spread_and_change(com
     assert files[3].stat().st_size > 10_000
 
 
+def test_best_with_best_other_nets_floor_and_spectrum_stand_beside_the_table(options):
+    asked = replace(options, number=3, scale=get_scale("cpu-cifar10"), seeds=(0, 1))
+    rows = finished(asked)
+    for row in rows:
+        for job in row.scores.values():
+            scores = json.loads(job.output.read_text())
+            also = {"features": "lite0-64", "fid": 2 * scores["fid"], "recall": 0.1, "floor": 5.0}
+            job.output.write_text(json.dumps(scores | {"floor": 3.0, "spectrum": [1, 2, 3, 4], "also": [also]}))
+    found = table.collect(asked, rows, "run/reproduce_table3.sh --rows x")
+    assert {row["sampler"] for row in found["rows"]} == {"s-pndm", "dpmpp-2m", "unipc"}
+    (other,) = found["also"]
+    pairs = zip(found["rows"], other["rows"], strict=True)
+    assert all(b["cells"][0]["fid"] == pytest.approx(2 * a["cells"][0]["fid"]) for a, b in pairs)
+    edm = [row for row in found["rows"] if row["dataset"] == "CIFAR-10 16x16 (EDM)"]
+    least = [min(table.cell_of(r, 10)["fid"] for r in edm if r["method"] == m) for m in ("control", "OGDM")]
+    lines = [line for line in table.best_lines(found) if "(EDM)" in line]
+    assert [f"{fid:.4g} (" in line for fid, line in zip(least, lines[:2], strict=True)] == [True, True]
+    assert f"{100 * (least[1] / least[0] - 1):+.0f} %" in lines[2]
+    markdown = table.to_markdown(found)
+    assert "real images have 3.00" in markdown and "have 5.00" in markdown and "1.00 2.00 3.00 4.00" in markdown
+    assert markdown.index("Best with best") < markdown.index("| control, S-PNDM")
+    kept = report.without_local_paths(found)
+    assert "stages" not in json.dumps(kept) and report.section(kept)
+
+
 def test_seeds_that_are_missing_are_said_and_only_shared_ones_are_compared(options):
     """Seed 1 of the control has failed, and seed 2 of OGDM: seed 0 alone is compared."""
     scale, row = get_scale("cpu"), ("cifar10-adm-*",)
