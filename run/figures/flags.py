@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from ogdm_core.cli import Parser, number
+from ogdm_core.cli import Parser, cells, number
 
 DESCRIPTION = """\
 The paper's pictures, for any models. Every picture carries the command that made it.
@@ -12,6 +12,7 @@ The paper's pictures, for any models. Every picture carries the command that mad
 teaser       Fig. 1: same noise, NFE across, methods and samplers down, and how far samples move as
              NFE changes, as numbers
 grid         appendix F: samples of each method, FID and recall from a results.json or a table1.json
+pairs        real images, and methods below each other, with exact pixels
 neighbours   appendix F.5: nearest training images, and whether samples copy them
 xi           Fig. 4 and Lemma 1: what run/analysis_xi.sh draws
 
@@ -75,6 +76,15 @@ def parser() -> argparse.ArgumentParser:
     add("--columns", "images per line", type=count, default=10)
     add("--results", "results.json of a quickstart or tableN.json of run/reproduce_tableN.sh: FID and recall for the "
         "captions")  # fmt: skip
+
+    sub, add = figure(
+        "pairs", "real images, and methods below each other from the same noise, pixel by pixel", "sampling"
+    )
+    add("--method", METHOD, action="append", required=True)
+    add("--real", "digits, mnist, an .npz or a folder", required=True)
+    sub.add_argument("--cells", type=cells, default=[("euler", 5), ("euler", 10)], metavar="SAMPLER-NFE,...",
+                     help="rows of samples (default: euler-5,euler-10)")  # fmt: skip
+    add("--images", "per row: the first of the noise", type=count, default=12)
 
     sub, add = figure("neighbours", "nearest training images and memorisation", "sampling", "features")
     one = sub.add_mutually_exclusive_group(required=True).add_argument

@@ -12,7 +12,7 @@ from PIL import Image  # noqa: E402
 
 from ogdm_core.images import to_uint8  # noqa: E402
 from run.figures import __main__ as figures  # noqa: E402
-from run.figures import neighbours, samples, style, teaser  # noqa: E402
+from run.figures import neighbours, pairs, samples, style, teaser  # noqa: E402
 from run.figures.samples import load_images  # noqa: E402
 from run.figures.style import tile  # noqa: E402
 
@@ -202,6 +202,21 @@ ROWS = [
     {"method": "ogdm", "sampler": "euler", "nfe": 10, "fid": 9.0, "recall": 0.6, "seed": 1},
     {"method": "control", "sampler": "euler", "nfe": 10, "fid": 12.345, "recall": 0.4, "seed": 0},
 ]
+
+
+def test_pairs_show_every_pixel_as_an_exact_square(files, tmp_path):
+    methods = [
+        word for name in ("base", "ogdm") for word in ("--method", f"{name}={tmp_path}/{name}/{{sampler}}-{{nfe}}.npz")
+    ]
+    real = ["--real", str(tmp_path / "base" / "euler-8.npz")]
+    cells = ["--cells", "euler-2,euler-4", "--images", "3", "--out", str(tmp_path)]
+    assert figures.main(["pairs", *methods, *real, *cells]) == 0
+    with Image.open(tmp_path / "pairs.png") as picture:
+        pixels = np.asarray(picture.convert("RGB"))
+    sampled = load_images(str(tmp_path / "ogdm" / "euler-4.npz"), 3)[1].permute(1, 2, 0).numpy()
+    wanted = np.kron(sampled, np.ones((8, 8, 1), np.uint8))
+    top, left = 4 * (64 + pairs.LINE), pairs.LABEL + 72  # the fifth row's second image, behind a gap of one pixel
+    assert np.abs(pixels[top : top + 64, left : left + 64].astype(int) - wanted).max() <= 1
 
 
 def test_captions_take_the_mean_over_seeds_and_say_what_is_missing():
