@@ -119,10 +119,10 @@ def embed_time(t: Tensor, dim: int = 64) -> Tensor:
 
 
 class ImageDiscriminator(nn.Module):
-    """D_phi of images: checks x [N, channels, size, size] and label, [N] or one-hot.
+    """D_phi of images: checks x [N, channels, size, size] and label, [N] or [N, labels].
 
     size     a power of two from 8
-    labels   number of classes, 0 for none
+    labels   number of classes, or length of the vectors that stand for a condition; 0 for none
     """
 
     def __init__(self, channels: int, size: int, labels: int):
@@ -139,11 +139,16 @@ class ImageDiscriminator(nn.Module):
         if x.shape[1:] != expected:
             raise ValueError(f"D expects images of shape {expected}, got {tuple(x.shape[1:])}")
 
-    def one_hot(self, label: Tensor | None) -> Tensor:
-        """[N, labels] of label [N] or [N, labels]; refuses to go without."""
+    def unit_label(self, label: Tensor | None) -> Tensor:
+        """[N, labels] of unit length: one-hot of classes [N], or vectors [N, labels] over their length."""
         if label is None:
             raise ValueError(f"D knows {self.labels} classes and was given no label")
-        return (F.one_hot(label.long(), self.labels) if label.ndim == 1 else label).float()
+        if label.ndim != 1 and label.shape[1:] != (self.labels,):
+            raise ValueError(
+                f"D expects labels of shape [N] or [N, {self.labels}], got {list(label.shape)}; its size is set by "
+                "`labels` of the Observer"
+            )
+        return F.one_hot(label.long(), self.labels).float() if label.ndim == 1 else F.normalize(label.float())
 
 
 class Discriminator(ImageDiscriminator):
@@ -178,7 +183,7 @@ class Discriminator(ImageDiscriminator):
         """The vector [N, C] that the features are compared with."""
         parts = [embed_time(t), embed_time(s)]
         if self.embed_label is not None:
-            parts.append(self.embed_label(self.one_hot(label)) * math.sqrt(self.labels))
+            parts.append(self.embed_label(self.unit_label(label)) * math.sqrt(self.labels))
         z = torch.cat(parts, 1)
         z = z * (z.square().mean(1, keepdim=True) + 1e-8).rsqrt()
         for layer in self.mapping:
@@ -186,7 +191,7 @@ class Discriminator(ImageDiscriminator):
         return z
 
     def forward(self, x: Tensor, t: Tensor, s: Tensor, label: Tensor | None = None, parts: int = 1) -> Tensor:
-        """Logits [N] of x [N, C, H, W] at t, s [N] in [0, 1]; label [N] or one-hot [N, labels]."""
+        """Logits [N] of x [N, C, H, W] at t, s [N] in [0, 1]; label [N] or vectors [N, labels]."""
         self.check(x)
         x = activated(self.first, x)
         for block in self.blocks:
@@ -223,14 +228,14 @@ class LightDiscriminator(ImageDiscriminator):
         return list(self.condition.parameters())
 
     def forward(self, x: Tensor, t: Tensor, s: Tensor, label: Tensor | None = None, parts: int = 1) -> Tensor:
-        """Logits [N] of x [N, C, H, W] at t, s [N] in [0, 1]; label [N] or one-hot [N, labels].
+        """Logits [N] of x [N, C, H, W] at t, s [N] in [0, 1]; label [N] or vectors [N, labels].
 
         Every score depends on its own sample alone, so `parts` makes no difference here.
         """
         self.check(x)
         given = [embed_time(t), embed_time(s)]
         if self.labels:
-            given.append(self.one_hot(label))
+            given.append(self.unit_label(label))
         h = F.leaky_relu(self.first(x), SLOPE)
         for conv in self.convs:
             h = F.leaky_relu(conv(h), SLOPE)

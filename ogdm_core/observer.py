@@ -50,7 +50,8 @@ class Observer:
     config     OGDMConfig
     schedule   noise schedule of the denoiser
     channels   of the (latent) images [N, channels, size, size]
-    labels     number of classes that D is conditioned on, 0 for none
+    labels     number of classes that D is conditioned on, or length of its condition's vectors, such as
+               text embeddings; 0 for none
     steps      length of the run, for config.plain_end; None where it is not known
     build      makes D from (channels, size, labels, width); by default config.d_kind's, for images.
                With d_mapping_lr other than 1 it needs `mapping_parameters()`
@@ -119,7 +120,8 @@ class Observer:
         eps_fn     the denoiser as a function of (x, t), or of (x, t, cond) with a condition; only
                    Heun's projection calls it, once
         cond       the denoiser's condition, whatever it is
-        label      what D is conditioned on: classes [N] or one-hot [N, labels]
+        label      what D is conditioned on: classes [N], or vectors [N, labels], of which D sees the
+                   direction: one-hot, or a text's pooled embedding
         s          lookahead [N]; drawn if absent
         rng        `random.torch_state` before the trainer's forward pass. Heun's second pass then
                    has the dropout masks of the first, because both evaluations belong to one step

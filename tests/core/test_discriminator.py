@@ -87,6 +87,25 @@ def test_integer_and_one_hot_labels_agree_and_a_missing_one_is_explained(kind):
         D(x, t, s)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_vector_is_a_condition_by_its_direction(kind):
+    D = make(kind, labels=7)
+    x, t, s = inputs(4)
+    text = 30 * torch.randn(4, 7, generator=torch.Generator().manual_seed(1)).half()
+    with torch.no_grad():
+        torch.testing.assert_close(D(x, t, s, text), D(x, t, s, text / 10), rtol=1e-3, atol=1e-3)
+        assert bool((D(x, t, s, text) != D(x, t, s, text.roll(1, 0))).all())
+        nothing = D(x, t, s, torch.zeros(4, 7))
+    assert bool(nothing.isfinite().all()), "a condition that was dropped may be zeros"
+    with pytest.raises(ValueError, match=r"expects labels of shape \[N\] or \[N, 7\], got \[4, 8\]"):
+        D(x, t, s, torch.zeros(4, 8))
+
+
+def test_one_hot_labels_are_of_unit_length_to_the_last_bit():
+    one_hot = torch.eye(1000)
+    assert torch.equal(make(labels=1000).unit_label(one_hot), one_hot)
+
+
 def test_an_unconditional_d_ignores_labels():
     D = make()
     x, t, s = inputs()

@@ -25,7 +25,7 @@ def example(name):
     try:
         spec.loader.exec_module(module)
     except ModuleNotFoundError as error:
-        if error.name not in ("accelerate", "diffusers", "sklearn"):
+        if error.name not in ("accelerate", "diffusers", "peft", "sklearn"):
             raise
         pytest.skip(f"{error.name} is not installed")
     return module
@@ -37,7 +37,17 @@ def test_examples_import_the_core_and_nothing_else_of_ours(file):
     nodes = list(ast.walk(ast.parse(file.read_text())))
     names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
-    allowed = {"ogdm_core", "torch", "numpy", "PIL", "tqdm", "diffusers", "accelerate", *sys.stdlib_module_names}
+    allowed = {
+        "ogdm_core",
+        "torch",
+        "numpy",
+        "PIL",
+        "tqdm",
+        "diffusers",
+        "accelerate",
+        "peft",
+        *sys.stdlib_module_names,
+    }
     assert {name.partition(".")[0] for name in names} <= allowed
 
 
