@@ -1,6 +1,8 @@
 """Where pictures get their samples: a method is a name and a function from noise to images."""
 
 import argparse
+import glob
+import os
 import string
 import sys
 from collections.abc import Callable, Sequence
@@ -35,7 +37,7 @@ def load_images(source: str, count: int | None = None) -> Tensor:
 def load_method(argument: str, device: str = "cpu") -> Method:
     """NAME=PATH: a diffusers folder, or files PATH with {sampler} and {nfe}.
 
-    The i-th images of all such files come from the same noise.
+    The i-th images of all such files come from the same noise. A pattern may hold *: the newest file counts.
     """
     name, _, path = argument.partition("=")
     if not (name and path):
@@ -52,6 +54,7 @@ def load_method(argument: str, device: str = "cpu") -> Method:
 
     def read(noise: Tensor, nfe: int, sampler: str) -> Tensor:
         file = path.format(sampler=sampler, nfe=nfe)
+        file = max(glob.glob(file), key=os.path.getmtime, default=file)
         if not Path(file).exists():
             raise FileNotFoundError(
                 f"{file} is missing: {name}'s samples by {sampler} with {nfe} evaluations. Make it "

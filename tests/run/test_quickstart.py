@@ -8,9 +8,11 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -20,7 +22,9 @@ from ogdm_core import OGDMConfig, flags  # noqa: E402
 from ogdm_core.diffusers import __main__ as trainer  # noqa: E402
 from ogdm_core.images import digits  # noqa: E402
 from run.evaluate.classifier import train_classifier  # noqa: E402
+from run.figures.samples import load_method  # noqa: E402
 from run.presets import EXPERIMENTS  # noqa: E402
+from run.provenance import ROOT  # noqa: E402
 from run.quickstart import __main__ as quickstart  # noqa: E402
 from run.quickstart import report, score  # noqa: E402
 from run.quickstart.flags import (  # noqa: E402
@@ -268,3 +272,24 @@ def test_the_toy_measures_distance_to_its_own_data(tmp_path, capsys):
     toy.main(["--out", str(tmp_path), "--pretrain", "3", "--steps", "2"])
     assert (tmp_path / "toy.png").exists()
     assert "mean distance" in capsys.readouterr().out
+
+
+def test_cifar10_has_flags_of_its_own(tmp_path):
+    def said(*flags):
+        command = ["run/quickstart.sh", "--data", "cifar10", *flags]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+
+    assert "--archives DIR" in said("--help").stdout
+    refused = said("--steps", "3")
+    assert refused.returncode == 1 and "takes --out, --archives and --jobs, not --steps" in refused.stderr
+    assert "--out needs a value" in said("--out").stderr
+
+
+def test_a_pattern_with_a_star_takes_the_newest_file(tmp_path):
+    for age, value in ((50, 1), (5, 2)):
+        file = tmp_path / f"job.euler-5.sample-{value}" / "samples.npz"
+        file.parent.mkdir()
+        np.savez(file, arr_0=np.full((2, 4, 4, 3), value, np.uint8))
+        os.utime(file, (time.time() - age,) * 2)
+    method = load_method(f"x={tmp_path}/job.{{sampler}}-{{nfe}}.sample-*/samples.npz")
+    assert method.draw(torch.zeros(2), 5, "euler").unique().tolist() == [2]
