@@ -1,7 +1,7 @@
 """Observation-guided diffusion (OGDM): the method, once.
 
 config         OGDMConfig: every setting, with its range; flags: every backbone's flags made from it
-schedule       x_t = a_t x_0 + b_t eps, and s: DiscreteVP, KarrasVE, RectifiedFlow
+schedule       x_t = a_t x_0 + b_t eps, and s: DiscreteVP, KarrasVE, RectifiedFlow, GVP
 solvers        Phi(x_t, t, s; theta): the step that projects and samples
 samplers       Euler, Heun, S-PNDM, F-PNDM, DPM-Solver++, UniPC, stochastic; nfe: what they cost
 discriminator  D_phi(x, t, s[, label]): the paper's, and a light one

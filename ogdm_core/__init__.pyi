@@ -7,6 +7,7 @@ from .nfe import steps_for_nfe as steps_for_nfe
 from .observer import Observer as Observer
 from .observer import training_loss as training_loss
 from .samplers import sample as sample
+from .schedule import GVP as GVP
 from .schedule import DiscreteVP as DiscreteVP
 from .schedule import KarrasVE as KarrasVE
 from .schedule import RectifiedFlow as RectifiedFlow

@@ -28,6 +28,17 @@ from .solvers import EpsFn
 FORMAT = "ogdm-guide-1"
 
 
+def guided_evaluations(nfe: int) -> int:
+    """How often `nfe` network evaluations evaluate a denoiser that another one guides: each takes two.
+
+    For classifier-free guidance and autoguidance, which the backbones' own scripts offer.
+    """
+    if nfe % 2:
+        raise ValueError(f"with guidance each evaluation takes two networks' and counts two, so {nfe} is not even; "
+                         f"give {nfe - 1} or {nfe + 1}")  # fmt: skip
+    return nfe // 2
+
+
 class Guide(nn.Module):
     """The logit of d(y, sigma[, label]), for y = x_t / a_t = x_0 + sigma eps.
 

@@ -2,7 +2,8 @@
 
     DiscreteVP      t = 1..T on a grid, t = 0 is the data; a_t^2 + b_t^2 = 1  (ADM, LDM, diffusers)
     KarrasVE        t is sigma itself; a = 1, b = sigma                       (EDM)
-    RectifiedFlow   t in [0, 1]; a_t = 1 - t, b_t = t                         (flow matching)
+    RectifiedFlow   t in [0, 1]; a_t = 1 - t, b_t = t                         (flow matching, SiT)
+    GVP             t in [0, 1]; a_t = cos(pi t / 2), b_t = sin(pi t / 2)     (SiT)
 
 Times are tensors of shape [N], and so are the levels that a schedule returns for them.
 Levels come in the best precision there is, since solvers take differences of neighbouring ones;
@@ -382,5 +383,26 @@ class RectifiedFlow(Continuous):
         high = (1 - self.least) / self.least
         sigma = karras_levels(1 / high, high, _unit_interval(steps))
         times = sigma / (1 + sigma)
+        times[-1] = self.T
+        return times
+
+
+class GVP(RectifiedFlow):
+    """Generalised variance-preserving paths: a_t = cos(pi t / 2), b_t = sin(pi t / 2), for t in [0, 1].
+
+    As on straight paths, a is held at `least`. A network that predicts the velocity v = dx_t / dt has
+    eps = b_t x_t + (2 / pi) a_t v.
+    """
+
+    def a(self, t: Tensor) -> Tensor:
+        return (t * (math.pi / 2)).cos().clamp(min=self.least)
+
+    def b(self, t: Tensor) -> Tensor:
+        return (t * (math.pi / 2)).sin()
+
+    def karras_times(self, steps: int) -> Tensor:
+        """t = (2 / pi) atan(sigma), between the noise levels of t = least and t = 1 - least."""
+        high = 1 / math.tan(self.least * math.pi / 2)
+        times = karras_levels(1 / high, high, _unit_interval(steps)).atan() * (2 / math.pi)
         times[-1] = self.T
         return times

@@ -137,9 +137,16 @@ EXPERIMENTS: dict[str, dict[str, Any]] = {
 }
 
 
+def others() -> dict[str, Preset]:
+    """Presets of codebases that the paper has not."""
+    from run import backbones  # these import this module
+
+    return {preset.name: preset for name in backbones.NAMES for preset in backbones.get(name).presets}
+
+
 def get_preset(name: str) -> Preset:
     """The preset of that name; the error lists the names there are."""
-    known = PRESETS | CONTROLS
+    known = PRESETS | CONTROLS | others()
     if name not in known:
         raise ValueError(f"unknown preset {name!r}; use one of {', '.join(known)}")
     return known[name]

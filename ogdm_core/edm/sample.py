@@ -5,12 +5,12 @@ from typing import Any
 
 from torch import Tensor
 
+from ..denoiser import SIGMA_MAX, SIGMA_MIN, make_eps_fn
 from ..fewstep import Collection, click_options
 from ..guidance import gradient_plan, guided, load_guide
 from ..nfe import SAMPLERS
 from ..samplers import sample
 from ..schedule import RHO, KarrasVE
-from .train import SIGMA_MAX, SIGMA_MIN, make_eps_fn
 
 __all__ = ["Collection", "few_steps", "generate_options"]
 

@@ -18,18 +18,17 @@ from torch.optim import Optimizer
 
 from ..checkpoints import stop_if_not_finite
 from ..config import OGDMConfig
+from ..denoiser import SIGMA_MAX, SIGMA_MIN, make_eps_fn, to_eps
 from ..distributed import gather, print_once, rank, world
 from ..flags import click_options, from_args
 from ..forward import Recorder, lr_scale
 from ..observer import Observer
 from ..random import replayed, set_torch_state, torch_state
 from ..schedule import RHO, KarrasVE, expand
-from ..solvers import ConditionalEpsFn
 from ..trust import trust_option
 from .resume import SkipFirst, check, checkpoint, load_state, newest
 
 __all__ = ["SkipFirst", "load_state", "session", "train_options", "training_kwargs"]  # the patch's
-SIGMA_MIN, SIGMA_MAX = 0.002, 80.0  # Karras et al.; EDM's networks name no range
 
 
 def schedule_of(net) -> KarrasVE:
@@ -38,24 +37,6 @@ def schedule_of(net) -> KarrasVE:
     low = net.sigma_min if net.sigma_min > 0 else SIGMA_MIN
     high = net.sigma_max if math.isfinite(net.sigma_max) else SIGMA_MAX
     return KarrasVE(low, high, RHO, sigma_data=getattr(net, "sigma_data", 0.5))
-
-
-def to_eps(denoised: Tensor, x_t: Tensor, sigma: Tensor) -> Tensor:
-    """eps = (x_t - D) / sigma, in x_t's dtype."""
-    return (x_t - denoised.to(x_t.dtype)) / expand(sigma, x_t)
-
-
-def make_eps_fn(net, labels: Tensor | None = None) -> ConditionalEpsFn:
-    """The denoiser as eps(x [N, C, H, W], sigma [N]).
-
-    The condition, the network's further arguments by name, may be given per call.
-    """
-    plain = {"class_labels": labels}
-
-    def eps_fn(x: Tensor, sigma: Tensor, cond: dict[str, Any] = plain) -> Tensor:
-        return to_eps(net(x, sigma, **cond), x, sigma)
-
-    return eps_fn
 
 
 def train_options(main: Callable) -> Callable:
@@ -83,7 +64,8 @@ def training_kwargs(opts: dict[str, Any], options: dict[str, Any]) -> dict[str, 
     if config is not None and opts["resume"] is not None:
         check(opts["resume"], options)
     network = {"num_blocks": opts["blocks"], "attn_resolutions": opts["attention"]}
-    options["network_kwargs"].update({name: value for name, value in network.items() if value is not None})
+    if given := {name: value for name, value in network.items() if value is not None}:
+        options["network_kwargs"].update(given)
     kwargs: dict[str, Any] = {} if ramp is None else {"lr_rampup_kimg": ramp * 1000}
     return kwargs if config is None else kwargs | {"ogdm": config.to_dict()}
 

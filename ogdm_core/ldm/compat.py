@@ -11,14 +11,12 @@ import pickle
 import sys
 import types
 from collections.abc import Callable, Mapping
-from importlib.machinery import ModuleSpec
 from typing import Any
 
 import torch
-from PIL import Image, ImageOps
-from torch.nn.functional import pad
+from PIL import Image
 
-from .. import checkpoints, trust, unpickle
+from .. import checkpoints, trust, unpickle, vision
 
 # Upstream's main.py ends by asking its trainer for its rank, also where none was made: its
 # NameError would hide what went wrong.
@@ -68,14 +66,9 @@ def _torchvision() -> None:
             sys.modules["torchvision"] = None  # its import then raises ModuleNotFoundError
         import pytorch_lightning  # noqa: F401  before the stand-in: it looks for torchvision
 
-        parts: dict[str, dict[str, Any]] = {
-            "utils": {"make_grid": make_grid},
-            "transforms": {"RandomHorizontalFlip": RandomHorizontalFlip},
-        }
-        advice = "install a torchvision that matches your torch (conda does)"
-        modules = {n: _Partial(f"torchvision.{n}", advice, **part) for n, part in parts.items()}
-        top = _Partial("torchvision", advice, **modules)
-        sys.modules.update({module.__name__: module for module in (top, *modules.values())})
+        vision.provide_torchvision(
+            utils={"make_grid": vision.make_grid}, transforms={"RandomHorizontalFlip": vision.RandomHorizontalFlip}
+        )
 
 
 def _hide_distribution(name: str) -> None:
@@ -90,48 +83,6 @@ def _hide_distribution(name: str) -> None:
         return version(package)
 
     imports._version = visible
-
-
-class _Partial(types.ModuleType):
-    """A module of which a part is here; any other attribute raises ImportError with advice."""
-
-    def __init__(self, name: str, advice: str, **content):
-        super().__init__(name)
-        self.__spec__ = ModuleSpec(name, None, is_package=True)
-        self.__path__ = []
-        self.__dict__.update(content, _advice=advice)
-
-    def __getattr__(self, name: str):
-        if name.startswith("__"):
-            raise AttributeError(name)
-        raise ImportError(f"{self.__name__}.{name} is not here: {self._advice}")
-
-
-def make_grid(images: torch.Tensor, nrow: int = 8, padding: int = 2) -> torch.Tensor:
-    """One image [C, H, W] of many [N, C, h, w], row by row, with a black frame around each.
-
-    Grey images become RGB; a single image ([C, h, w], or N = 1) stays without a frame.
-    """
-    images = images[(None,) * (4 - images.dim())]
-    n, channels = images.shape[:2]
-    images = images.expand(-1, 3 if channels == 1 else channels, -1, -1)
-    if n == 1:
-        return images[0]
-    columns = min(nrow, n)
-    rows = -(-n // columns)
-    images = pad(images, (padding, 0, padding, 0, 0, 0, 0, rows * columns - n))
-    grid = images.unflatten(0, (rows, columns)).permute(2, 0, 3, 1, 4)  # 3, rows, h, columns, w
-    return pad(grid.flatten(3).flatten(1, 2), (0, padding, 0, padding))
-
-
-class RandomHorizontalFlip:
-    """Mirrors a PIL image with probability p, by one draw of torch's."""
-
-    def __init__(self, p: float = 0.5):
-        self.p = p
-
-    def __call__(self, image):
-        return ImageOps.mirror(image) if torch.rand(1) < self.p else image
 
 
 def _torch_load() -> None:
@@ -270,7 +221,7 @@ def _encoders_without_clip() -> None:
             importlib.import_module(name)
         except ImportError:
             advice = f"this encoder needs the package {name}; install it"
-            absent[name] = sys.modules[name] = _Partial(name, advice)
+            absent[name] = sys.modules[name] = vision.Partial(name, advice)
     try:
         importlib.import_module("ldm.modules.encoders.modules")
     finally:

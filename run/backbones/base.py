@@ -40,6 +40,8 @@ class Backbone(ABC):
     checkpoint_gb: float  # at the paper's size: network, EMA, two moments of Adam, and D with its own
     reads_urls = False  # its scripts download a checkpoint that is an URL
 
+    presets: tuple[Preset, ...] = ()  # of a codebase that is not in the paper
+
     # Flags that say where, or over how many processes, and nothing about the result; not in a job's key.
     not_in_key: frozenset[str]
     trainer_has_seed = True

@@ -23,7 +23,8 @@ DESCRIPTION = """\
 Makes the Python environment, fetches the upstream codebases at their pinned commits and applies
 our patches to them. Safe to repeat: it does what is missing, and nothing if nothing is.
 
-NAME is guided-diffusion (or adm), edm, latent-diffusion (or ldm); all of them by default."""
+NAME is guided-diffusion (or adm), edm, latent-diffusion (or ldm), the paper's three, which are the default; or
+another of third_party/. `all` is each of them."""
 
 EPILOG = """\
 environment variables:

@@ -55,6 +55,7 @@ class Submodule:
     pin: str  # the commit
     extra: str  # of pyproject.toml; also a second name
     sparse: tuple[str, ...]  # patterns of the files to check out; none: all of them
+    optional: bool  # fetched only by its name
     label: str  # the path as a user types it: third_party/NAME
     root: Path  # of this repository
     path: Path  # the work tree
@@ -136,20 +137,27 @@ def discover(root: Path = ROOT) -> dict[str, Submodule]:
         mode, pin, _, path = line.split(maxsplit=3)
         if mode == "160000":
             name = Path(path).name
-            (url,), extra, sparse = (settings[f"submodule.{path}.{key}"] for key in ("url", "extra", "sparse"))
+            keys = ("url", "extra", "sparse", "optional")
+            (url,), extra, sparse, optional = (settings[f"submodule.{path}.{key}"] for key in keys)
             places = (path, root, root / path, root / "patches" / name)
-            found[name] = Submodule(name, url, pin, *(extra or [name]), tuple(sparse), *places)
+            found[name] = Submodule(name, url, pin, *(extra or [name]), tuple(sparse), optional == ["true"], *places)
     return found
 
 
 def select(names: list[str], root: Path = ROOT) -> list[Submodule]:
-    """The submodules called `names`, by folder or by extra; all of them for no name."""
+    """The submodules called `names`, by folder or by extra; `all` is each of them.
+
+    For no name, those that are not optional, or are here already.
+    """
     subs = discover(root).values()
+    if names == ["all"]:
+        return list(subs)
+    usual = [sub for sub in subs if not sub.optional or (sub.path / ".git").exists()]
     known = {name: sub for sub in subs for name in (sub.name, sub.label, sub.extra)}
     if unknown := [name for name in names if name.rstrip("/") not in known]:
         names = ", ".join(dict.fromkeys(name for sub in subs for name in (sub.name, sub.extra)))
         raise Refusal(f"there is no submodule {unknown[0]!r}; known: {names}")
-    return list(dict.fromkeys(known[name.rstrip("/")] for name in names)) or list(subs)
+    return list(dict.fromkeys(known[name.rstrip("/")] for name in names)) or usual
 
 
 def inspect(sub: Submodule) -> Report:

@@ -10,7 +10,7 @@ from ogdm_core.cli import Parser, number
 from ogdm_core.nfe import SAMPLERS, steps_for_nfe
 from run import backbones
 from run.launch import Command, Engine, absolute
-from run.presets import CONTROLS, PRESETS, Preset, get_preset
+from run.presets import CONTROLS, PRESETS, Preset, get_preset, others
 from run.provenance import ROOT
 
 
@@ -47,6 +47,7 @@ Prints the native command (mpiexec for ADM, torchrun for EDM, main.py for LDM) a
 EPILOG = f"""\
 presets: {", ".join(PRESETS)}
 not in the paper, the same fine-tunes without OGDM: {", ".join(CONTROLS)}
+of other codebases: {", ".join(others())}
 
 `run/train.sh export CKPT DIR` writes a trained latent-diffusion model for untouched upstream code.
 

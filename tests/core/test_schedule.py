@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from ogdm_core import DiscreteVP, KarrasVE, RectifiedFlow, step
+from ogdm_core import GVP, DiscreteVP, KarrasVE, RectifiedFlow, step
 from ogdm_core.schedule import expand
 from tests.core.toys import SCHEDULES
 
@@ -188,6 +188,18 @@ def test_rectified_flow_is_a_straight_path():
     schedule, t = RectifiedFlow(), torch.tensor([0.0, 0.25, 0.5, 0.75])
     assert torch.equal(schedule.a(t), 1 - t) and torch.equal(schedule.b(t), t)
     torch.testing.assert_close(schedule.sigma(t), torch.tensor([0, 1 / 3, 1.0, 3.0]))
+
+
+def test_gvp_is_a_quarter_of_a_circle():
+    schedule, t = GVP(), torch.tensor([0.0, 0.25, 0.5, 0.75], dtype=torch.float64, requires_grad=True)
+    torch.testing.assert_close(schedule.a(t) ** 2 + schedule.b(t) ** 2, torch.ones(4, dtype=torch.float64))
+    torch.testing.assert_close(schedule.sigma(t), (t * torch.pi / 2).tan())
+    x_0, eps = torch.randn(2, 4, dtype=torch.float64)
+    x_t = schedule.diffuse(x_0, eps, t)
+    (v,) = torch.autograd.grad(x_t.sum(), t)
+    torch.testing.assert_close(schedule.b(t) * x_t + 2 / torch.pi * schedule.a(t) * v, eps)
+    times = GVP().times(5, "karras")
+    assert times[0] == 1 and times[-1] == 0 and all(a > b for a, b in zip(times[:-1], times[1:], strict=True))
 
 
 @pytest.mark.parametrize("u", [0.0, 0.3, 0.999])

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import nn
 
-from ogdm_core import DiscreteVP, KarrasVE, Observer, OGDMConfig, RectifiedFlow
+from ogdm_core import GVP, DiscreteVP, KarrasVE, Observer, OGDMConfig, RectifiedFlow
 from ogdm_core.schedule import expand
 
 
@@ -81,7 +81,7 @@ class TinyNet(nn.Module):
         return y + expand(torch.sin(t.double()), x)
 
 
-SCHEDULES = {"vp": DiscreteVP.linear, "ve": KarrasVE, "flow": RectifiedFlow}
+SCHEDULES = {"vp": DiscreteVP.linear, "ve": KarrasVE, "flow": RectifiedFlow, "gvp": GVP}
 SMALL = {"d_width": 0.02, "r1_every": 4, "k": 0.3, "gamma": 0.5}
 
 

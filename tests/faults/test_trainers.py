@@ -63,7 +63,7 @@ def untouched(monkeypatch):
 
 
 def _edm_state(path):
-    compat_edm._load_training_states()
+    compat_edm.careful_pickle.read_training_states()
     return torch.load(path)
 
 

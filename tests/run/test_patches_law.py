@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from run.setup.patches import PatchError, file_name, load, parse, read
-from run.setup.upstream import FILL_IN, State, Submodule, apply, inspect, reverse
+from run.setup.upstream import FILL_IN, State, Submodule, apply, discover, inspect, reverse
 
 ROOT = Path(__file__).resolve().parents[2]
-NAMES = ("guided-diffusion", "edm", "latent-diffusion")
+NAMES = sorted(folder.name for folder in (ROOT / "patches").iterdir())
 MOST_LINES = 40  # a patch calls our code; one that is longer has logic in it
 MIN_WORDS = 15  # two short sentences; less than this is a title, not a reason
 
@@ -50,7 +50,7 @@ def offences(folder: Path) -> list[str]:
 
 
 def test_every_folder_is_for_a_submodule():
-    assert {folder.name for folder in (ROOT / "patches").iterdir()} <= set(NAMES)
+    assert set(NAMES) <= set(discover(ROOT))
 
 
 @pytest.mark.parametrize("name", NAMES)
