@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from run import launch
 from run.launch import Command, Engine, python_path
 from run.presets import Preset
 
@@ -172,13 +173,13 @@ class Backbone(ABC):
 
     small_images: Mapping[str, tuple[int, int]]  # scale -> (batch, images): smoke, cpu (a baseline's)
 
-    @abstractmethod
     def small_training(self, scale: str, preset: Preset, init: str, size: int, rate: str) -> Flags:
         """Flags that replace the preset's, for images of this size."""
+        raise NotImplementedError
 
-    @abstractmethod
     def small_sampling(self, scale: str, size: int, images: int) -> Flags:
         """The same for sampling."""
+        raise NotImplementedError
 
     def stand_in_folder(self, folder: Path) -> Flags:
         """Flags that name the folder of a stand-in's images, where `training` does not."""
@@ -188,10 +189,30 @@ class Backbone(ABC):
         """Files of this repository among the flags' values, whose content a result depends on."""
         return []
 
-    @abstractmethod
     def pack(self, checkpoint: Path, third_party: Path) -> tuple[dict[str, "Tensor"], dict[str, str]]:
-        """The weights that a fine-tune starts from, and texts to keep beside them."""
+        """The weights that a fine-tune starts from, and texts to keep beside them; for rows of the tables."""
+        raise NotImplementedError
 
-    @abstractmethod
     def unpack(self, state: dict[str, "Tensor"], kept: dict[str, str], checkpoint: Path, third_party: Path) -> None:
         """Writes them back as the backbone's own kind of checkpoint."""
+        raise NotImplementedError
+
+
+class Torchrun(Backbone):
+    """A codebase whose processes torchrun starts."""
+
+    def launcher(self, engine: Engine) -> tuple[str, ...]:
+        """torchrun; inside a job of Slurm on several nodes srun starts it on each, elsewhere people do."""
+        if engine.nodes == 1:
+            return (launch.beside("torchrun"), "--standalone", f"--nproc_per_node={engine.gpus}")
+        nodes = launch.slurm_nodes()
+        meet = engine.rendezvous or f"{launch.address(nodes[0]) if nodes else 'FIRST_NODE'}:29400"
+        return (*launch.srun(engine, 1), launch.beside("torchrun"), f"--nnodes={engine.nodes}",
+                f"--nproc_per_node={engine.per_node}", "--rdzv_backend=c10d", f"--rdzv_endpoint={meet}",
+                "--rdzv_id=ogdm")  # fmt: skip
+
+    def check_training(self, preset: Preset, data: str, seed: int | None, engine: Engine) -> None:
+        super().check_training(preset, data, seed, engine)
+        if engine.nodes > 1 and not (engine.rendezvous or launch.slurm_nodes()):
+            raise ValueError("--nodes: outside of Slurm say where the nodes meet, --rendezvous HOST:29400, and run the "
+                             "same command on each of them")  # fmt: skip

@@ -12,7 +12,7 @@ from run import launch
 from run.launch import Command, Engine
 from run.presets import Preset
 
-from .base import PYTHON, Backbone, Flags
+from .base import PYTHON, Flags, Torchrun
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,7 +30,7 @@ SMALL = {
 CONSTRUCTOR = "constructor"  # of a packed network: [class, arguments, keyword arguments]
 
 
-class Edm(Backbone):
+class Edm(Torchrun):
     """Several processes by torchrun."""
 
     name = "edm"
@@ -49,16 +49,6 @@ class Edm(Backbone):
                             "--snap", "--dump"})  # fmt: skip
     small_images: Mapping[str, tuple[int, int]] = {"smoke": (200, 1000), "cpu": (64, 3_125 * 64),  # it counts thousands
                                                   "cifar10": (64, 20_000 * 64)}  # fmt: skip
-
-    def launcher(self, engine: Engine) -> tuple[str, ...]:
-        """torchrun; inside a job of Slurm on several nodes srun starts it on each, elsewhere people do."""
-        if engine.nodes == 1:
-            return (launch.beside("torchrun"), "--standalone", f"--nproc_per_node={engine.gpus}")
-        nodes = launch.slurm_nodes()
-        meet = engine.rendezvous or f"{launch.address(nodes[0]) if nodes else 'FIRST_NODE'}:29400"
-        return (*launch.srun(engine, 1), launch.beside("torchrun"), f"--nnodes={engine.nodes}",
-                f"--nproc_per_node={engine.per_node}", "--rdzv_backend=c10d", f"--rdzv_endpoint={meet}",
-                "--rdzv_id=ogdm")  # fmt: skip
 
     def training(self, preset: Preset, engine: Engine, data: str, out: Path, init: str, seed: int | None) -> Flags:
         """A fine-tune starts from the released model unless others are given, at the full rate."""
@@ -96,12 +86,6 @@ class Edm(Backbone):
             return None
         flags = {name: value for name, value in command.flags.items() if name != "--transfer"}
         return replace(command, flags=flags | {"--resume": last.with_name(f"training-state-{kimg}.pt")})
-
-    def check_training(self, preset: Preset, data: str, seed: int | None, engine: Engine) -> None:
-        super().check_training(preset, data, seed, engine)
-        if engine.nodes > 1 and not (engine.rendezvous or launch.slurm_nodes()):
-            raise ValueError("--nodes: outside of Slurm say where the nodes meet, --rendezvous HOST:29400, and run the "
-                             "same command on each of them")  # fmt: skip
 
     def checkpoints_kept(self, preset: Preset) -> int:
         return DUMPS
