@@ -1,0 +1,1 @@
+"""EDM2: what the patched NVlabs/edm2 calls."""

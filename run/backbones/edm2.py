@@ -1,0 +1,81 @@
+"""NVlabs/edm2."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from run import launch
+from run.launch import Command, Engine
+from run.presets import Preset
+
+from .base import Flags, Torchrun
+
+MI = 1 << 20  # upstream counts images in powers of two
+RELEASED = "https://nvlabs-fi-cdn.nvidia.com/edm2/posthoc-reconstructions/edm2-img64-s-1073741-0.075.pkl"
+LAST_RATE = 0.0026  # at the end of the released training: 0.01 / sqrt(1024 Mi / (35,000 * 2,048))
+FINETUNE = Preset("imagenet64-edm2-ogdm-ft", "imagenet64", "finetune", 2048, 20 * MI, "euler")
+
+
+class Edm2(Torchrun):
+    """Several processes by torchrun. The same command again continues a run."""
+
+    name = "edm2"
+    folder = "edm2"
+    script = "train_edm2.py"
+    packages = ("click", "psutil")
+    joined = True
+    model = "model.pkl"
+    weights = "network-snapshot-*.pkl"
+    checkpoint = "training-state-*.pt"
+    observed_checkpoint = "ogdm-state-*.pt"
+    checkpoint_gb = 5.6  # 280 million weights: network, two EMAs, two moments of Adam
+    reads_urls = True
+    lacks = ("stochastic",)
+    not_in_key = frozenset({"--outdir", "--data", "--transfer", "--net", "--npz", "--snapshot", "--checkpoint"})
+    presets = (
+        Preset("imagenet64-edm2-baseline", "imagenet64", "baseline", 2048, 1024 * MI),
+        FINETUNE,
+        FINETUNE.control,
+    )
+    small_images: Mapping[str, tuple[int, int]] = {"smoke": (256, 1024)}
+
+    def training(self, preset: Preset, engine: Engine, data: str, out: Path, init: str, seed: int | None) -> Flags:
+        """Upstream's S-sized network. A fine-tune goes on at the rate where the released training ended."""
+        kept = preset.images // 20 // MI * MI or MI
+        flags = {
+            "--outdir": out, "--data": data, "--preset": "edm2-img64-s", "--batch": preset.batch,
+            "--duration": preset.images, "--snapshot": kept, "--checkpoint": kept,
+        }  # fmt: skip
+        if seed is not None:
+            flags["--seed"] = seed
+        if preset.training == "finetune":
+            flags |= {"--transfer": init or RELEASED, "--lr": LAST_RATE, "--decay": 0, "--lr-rampup": 0}
+        return flags
+
+    def sampling(
+        self, preset: Preset, model: str, out: Path, sampler: str, nfe: int, images: int, seed: int
+    ) -> tuple[str, Flags]:
+        """It has one discretisation, and one seed per image."""
+        return "generate_images.py", {
+            "--net": model, "--outdir": f"{out}/images", "--subdirs": None,
+            "--seeds": f"{seed * images}-{(seed + 1) * images - 1}", "--sampler": sampler, "--nfe": nfe,
+            "--batch": 250, "--npz": f"{out}/samples.npz",
+        }  # fmt: skip
+
+    def resumed(self, command: Command, folder: Path) -> Command | None:
+        """Upstream continues by itself, and ends with an error where nothing is left."""
+        last = launch.newest(folder, self.checkpoint, True)
+        done = int(re.findall(r"\d+", last.name)[0]) if last else -1
+        return None if done >= int(command.flags["--duration"]) // 1000 else command
+
+    def checkpoints_kept(self, preset: Preset) -> int:
+        return 20
+
+    def small_training(self, scale: str, preset: Preset, init: str, size: int, rate: str) -> Flags:
+        return {
+            "--channels": 64, "--channel-mult": 1, "--blocks": 1, "--attention": "", "--status": 256,
+            "--snapshot": 1024, "--checkpoint": 1024, "--lr-rampup": 0,
+        }  # fmt: skip
+
+
+BACKBONE = Edm2()
