@@ -1,0 +1,1 @@
+"""SiT: what the patched willisma/SiT calls."""

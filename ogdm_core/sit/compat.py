@@ -1,0 +1,226 @@
+"""Lets willisma/SiT (2024, one or more GPUs) run on today's stack and on a CPU. One reason per shim, at the shim."""
+
+import argparse
+import functools
+import importlib.util
+import os
+import sys
+import types
+from typing import Any
+
+import numpy as np
+import torch
+
+from .. import checkpoints, trust, vision
+from ..cpu import device, run_ddp_without_device_ids, start_gloo_for_nccl
+
+__all__ = ["autoencoder", "cuda_or_not", "device", "find_model", "install", "tiny"]  # the patches'
+
+
+@functools.cache
+def install() -> None:
+    """Puts every shim in place. Call it before upstream's first import; twice does no harm."""
+    from diffusers.models import AutoencoderKL  # noqa: F401  before the stand-ins: it looks for torchvision and timm
+
+    _torchvision()
+    _timm()
+    _wandb()
+    # Upstream stores its parsed flags, a plain namespace, in its checkpoints.
+    torch.serialization.add_safe_globals([argparse.Namespace])
+    for name in ("ENTITY", "PROJECT"):  # of wandb; upstream reads them also without --wandb
+        os.environ.setdefault(name, "")
+    if not torch.cuda.is_available():
+        start_gloo_for_nccl()
+        run_ddp_without_device_ids()
+
+
+def cuda_or_not(real: Any) -> Any:
+    """torch, for upstream's scripts, which assert that there is CUDA; on a CPU their own name for it says yes."""
+    if torch.cuda.is_available():
+        return real
+    stand_in = types.ModuleType("torch")
+    stand_in.__dict__.update(vars(real))
+    stand_in.cuda = types.SimpleNamespace(
+        is_available=lambda: True, device_count=lambda: 1, set_device=lambda device: None, synchronize=lambda: None
+    )
+    return stand_in
+
+
+def find_model(upstream: Any) -> Any:
+    """Upstream's function from a checkpoint's name to its weights, which reads local files without running code."""
+
+    def found(name: str) -> Any:
+        return weights(name) if os.path.isfile(name) else upstream(name)
+
+    return found
+
+
+def weights(path: str) -> dict[str, torch.Tensor]:
+    """The EMA's weights of a checkpoint of upstream's trainer, or the weights that a released file is."""
+    read = checkpoint(path)
+    return read.get("ema", read)
+
+
+def checkpoint(path: str) -> dict[str, Any]:
+    """A file of upstream's trainer, tensors and flags only; ends the program for any other."""
+    try:
+        with checkpoints.reading(path):
+            read = trust.load(path, map_location="cpu", weights_only=True)
+    except (OSError, ValueError, trust.RefusedError) as error:
+        raise SystemExit(f"error: {error}") from error
+    if not isinstance(read, dict):
+        raise SystemExit(f"error: {path} holds a {type(read).__name__}, no weights of SiT")
+    return read
+
+
+class autoencoder:  # noqa: N801  stands in for a class that upstream calls by its name
+    """diffusers' AutoencoderKL, of a hub's name or a local folder where --vae is not upstream's ema or mse."""
+
+    @staticmethod
+    def from_pretrained(name: str) -> Any:
+        from diffusers.models import AutoencoderKL
+
+        own = name.removeprefix("stabilityai/sd-vae-ft-")
+        name = name if own in ("ema", "mse") else own
+        try:
+            vae = AutoencoderKL.from_pretrained(name)
+        except (OSError, ValueError) as error:
+            raise SystemExit(f"error: --vae: {name} is no autoencoder that can be had ({error})") from error
+        if vae.config.latent_channels != 4 or 2 ** (len(vae.config.block_out_channels) - 1) != 8:
+            raise SystemExit(f"error: --vae: {name} does not make latents of 4 channels at an eighth of the size")
+        return vae
+
+
+def tiny(parser: argparse.ArgumentParser) -> None:
+    """Flags for networks and images of other sizes than upstream's, and for an autoencoder of one's own."""
+    for action in parser._actions:
+        if action.dest in ("image_size", "vae"):
+            action.choices = None
+    group = parser.add_argument_group("networks of other sizes")
+    for name in ("depth", "hidden-size", "num-heads"):
+        group.add_argument(f"--{name}", type=int, help="in place of the --model's")
+    parse = parser.parse_known_args
+
+    def parse_and_size(*args: Any, **kwargs: Any) -> tuple[Any, list[str]]:
+        namespace, rest = parse(*args, **kwargs)
+        if namespace.image_size < 8 or namespace.image_size % 8:
+            parser.error(f"--image-size: {namespace.image_size} is not allowed; give a multiple of 8")
+        own = {name: vars(namespace).pop(name) for name in ("depth", "hidden_size", "num_heads")}
+        given = {name: value for name, value in own.items() if value is not None}
+        if given:
+            resize(namespace.model, given)
+        return namespace, rest
+
+    parser.parse_known_args = parse_and_size
+
+
+def resize(model: str, sizes: dict[str, int]) -> None:
+    """Makes upstream's table of models build this one with other sizes."""
+    import models
+
+    patch = int(model.rpartition("/")[2])
+    usual = {"depth": 12, "hidden_size": 384, "num_heads": 6}  # of the S-sized ones
+    models.SiT_models[model] = functools.partial(models.SiT, patch_size=patch, **usual | sizes)
+
+
+# ---- packages that may be absent ------------------------------------------------------------------
+
+
+def _torchvision() -> None:
+    """A torchvision beside a CPU torch often fails to import. Upstream needs a folder of images and five transforms."""
+    try:
+        import torchvision  # noqa: F401
+    except (ImportError, RuntimeError):
+        for name in [n for n in sys.modules if n.split(".")[0] == "torchvision"]:
+            del sys.modules[name]
+        parts: dict[str, dict[str, Any]] = {
+            "datasets": {"ImageFolder": ImageFolder},
+            "datasets.utils": {"download_url": lambda url, root, filename: torch.hub.download_url_to_file(
+                url, os.path.join(root, filename))},
+            "transforms": {"RandomHorizontalFlip": vision.RandomHorizontalFlip, "Compose": Compose,
+                           "Lambda": lambda function: function, "ToTensor": lambda: to_tensor, "Normalize": Normalize},
+            "utils": {"make_grid": vision.make_grid},
+            "ops": {}, "ops.misc": {"FrozenBatchNorm2d": torch.nn.Identity},
+        }  # fmt: skip
+        vision.provide_torchvision(**parts)
+
+
+def _timm() -> None:
+    """Upstream takes three layers from timm; timm's models need all of torchvision, its layers do not."""
+    try:
+        import timm.models.vision_transformer  # noqa: F401
+    except (ImportError, RuntimeError):
+        for name in [n for n in sys.modules if n.split(".")[0] == "timm"]:
+            del sys.modules[name]
+        found = importlib.util.find_spec("timm")
+        if found is None:
+            raise
+        package = types.ModuleType("timm")
+        package.__spec__ = found
+        package.__path__ = list(found.submodule_search_locations or [])
+        sys.modules["timm"] = package
+        from timm.layers import Attention, Mlp, PatchEmbed
+
+        models, transformer = types.ModuleType("timm.models"), types.ModuleType("timm.models.vision_transformer")
+        transformer.__dict__.update(Attention=Attention, Mlp=Mlp, PatchEmbed=PatchEmbed)
+        sys.modules |= {"timm.models": models, "timm.models.vision_transformer": transformer}
+
+
+def _wandb() -> None:
+    """Upstream imports wandb also without --wandb."""
+    if importlib.util.find_spec("wandb") is None:
+        sys.modules.setdefault("wandb", vision.Partial("wandb", "install it, or leave --wandb out"))
+
+
+class Compose:
+    """Transforms, one after the other."""
+
+    def __init__(self, transforms: list[Any]):
+        self.transforms = transforms
+
+    def __call__(self, image: Any) -> Any:
+        for transform in self.transforms:
+            image = transform(image)
+        return image
+
+
+class Normalize:
+    """(x - mean) / std per channel."""
+
+    def __init__(self, mean: list[float], std: list[float], inplace: bool = False):
+        self.mean, self.std = (torch.tensor(v).reshape(-1, 1, 1) for v in (mean, std))
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return (x - self.mean) / self.std
+
+
+def to_tensor(image: Any) -> torch.Tensor:
+    """A PIL image as float [C, H, W] in [0, 1]."""
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1).float().div(255)
+
+
+class ImageFolder(torch.utils.data.Dataset):
+    """Images of FOLDER/CLASS/... as RGB, and the numbers of their classes, both in the order of their names."""
+
+    KINDS = {".png", ".jpg", ".jpeg", ".bmp", ".webp", ".ppm", ".tif", ".tiff", ".pgm"}
+
+    def __init__(self, root: str, transform: Any = None):
+        self.classes = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
+        if not self.classes:
+            raise FileNotFoundError(f"{root} has no folder per class, FOLDER/CLASS/image.png")
+        self.samples, self.transform = [], transform
+        for number, name in enumerate(self.classes):
+            for folder, _, files in sorted(os.walk(os.path.join(root, name), followlinks=True)):
+                kept = sorted(file for file in files if os.path.splitext(file)[1].lower() in self.KINDS)
+                self.samples += [(os.path.join(folder, file), number) for file in kept]
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        from PIL import Image
+
+        path, label = self.samples[index]
+        with Image.open(path) as file:
+            image = file.convert("RGB")
+        return self.transform(image) if self.transform else image, label

@@ -1,0 +1,300 @@
+"""OGDM in the trainer of willisma/SiT: what the lines of `patches/SiT/train.py.patch` call.
+
+Upstream's time runs from noise (0) to data (1), ours from data to noise: t = 1 - upstream's. Its linear path is
+`RectifiedFlow`, its GVP path `GVP`. With v = dx/d(1 - t), as the network predicts it, eps follows from
+
+    linear   eps = (x_t - a v) / (a + b)      noise   eps = the output
+    GVP      eps = b x_t - (2 / pi) a v       score   eps = -b times the output
+"""
+
+import argparse
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+from torch.utils.data import Dataset, Sampler
+
+from .. import flags
+from ..checkpoints import differences, format_differences, stop_if_not_finite
+from ..config import OGDMConfig
+from ..distributed import print_once, rank, world
+from ..forward import Recorder, lr_scale
+from ..observer import Observer
+from ..random import seed_of
+from ..schedule import GVP, RectifiedFlow, expand
+from ..sealed import Checkpoint, newest
+from . import compat
+from .latents import FromMoments, cached
+
+__all__ = ["Run", "add_arguments"]  # the patch's
+SCHEDULES = {"Linear": RectifiedFlow, "GVP": GVP}
+FIXED = ("model", "path_type", "prediction", "image_size", "num_classes")  # of a checkpoint that weights come from
+
+
+def schedule_of(path_type: str) -> RectifiedFlow:
+    """The path as a schedule; the autoencoder's latents are scaled to unit variance."""
+    if path_type not in SCHEDULES:
+        raise SystemExit(f"error: --path-type: {path_type} has no schedule here; give one of {', '.join(SCHEDULES)}")
+    return SCHEDULES[path_type](sigma_data=1.0)
+
+
+def to_eps(output: Tensor, x_t: Tensor, t: Tensor, schedule: RectifiedFlow, prediction: str) -> Tensor:
+    """eps from what the network returns [N, C, H, W] at our time t [N]."""
+    a, b = (expand(level, x_t) for level in (schedule.a(t), schedule.b(t)))
+    if prediction == "noise":
+        return output
+    if prediction == "score":
+        return -b * output
+    if isinstance(schedule, GVP):
+        return b * x_t - (2 / math.pi) * a * output
+    return (x_t - a * output) / (a + b)
+
+
+def make_eps_fn(network: Callable[..., Tensor], schedule: RectifiedFlow, prediction: str) -> Callable[..., Tensor]:
+    """The network as eps(x [N, C, H, W], t [N], cond), asked within the times of its training."""
+    edge = 0.0 if prediction == "velocity" else 1e-3  # upstream's train_eps
+
+    def eps_fn(x: Tensor, t: Tensor, cond: dict[str, Any]) -> Tensor:
+        return to_eps(network(x, (1 - t).clamp(edge, 1 - edge), **cond), x, t, schedule, prediction)
+
+    return eps_fn
+
+
+# ---- flags --------------------------------------------------------------------------------------
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds `--ogdm`, ... and settings without a flag of upstream's."""
+    add = parser.add_argument_group("beside upstream's").add_argument
+    add("--init", metavar="FILE", help="start from these weights, a checkpoint's or released ones, at step 0")
+    add("--latents", metavar="DIR", help="encode each image once, into this folder, and train on its latents")
+    add("--lr", type=float, help="learning rate (default: 1e-4, upstream's)")
+    add("--ema", type=float, help="decay of the averaged weights (default: 0.9999, upstream's)")
+    flags.add_arguments(parser)
+    compat.tiny(parser)
+
+
+# ---- one training ---------------------------------------------------------------------------------
+
+
+class Run:
+    """What upstream's main() calls as it goes. Without flags of ours every call gives back what it was given.
+
+    args         upstream's flags; ours are taken out of it, and --ckpt, whose own code cannot work
+    update_ema   upstream's function
+    """
+
+    def __init__(self, args: argparse.Namespace, update_ema: Any):
+        self.config = flags.from_args(args, "sit")
+        self.args = args
+        self.observer: Observer | None = None
+        self.resumed, self.init = args.ckpt, args.init
+        self.latents, self.lr = args.latents, args.lr
+        if args.ema is not None:
+            update_ema.__defaults__ = (args.ema,)
+        for name in [n for n in vars(args) if n.startswith("ogdm") or n in ("init", "latents", "lr", "ema")]:
+            delattr(args, name)
+        args.ckpt = None
+        if self.config is not None:
+            schedule_of(args.path_type)
+        self.state = compat.checkpoint(self.resumed) if self.resumed else {}
+        self.ours = _read(self.resumed) if self.resumed and self.config is not None else {}
+        self.done = self._steps_done()
+        self.seeded: Seeded | None = None
+
+    def _steps_done(self) -> int:
+        """Steps of the run that --ckpt continues; upstream's name of a checkpoint says them."""
+        if not self.resumed:
+            return 0
+        if {"model", "ema", "opt"} - set(self.state) or not Path(self.resumed).stem.isdigit():
+            raise SystemExit(f"error: --ckpt: {self.resumed} is no checkpoint of train.py's, as 0050000.pt; "
+                             "weights alone start a run by --init")  # fmt: skip
+        return int(Path(self.resumed).stem)
+
+    def start(self, model: torch.nn.Module, ema: torch.nn.Module) -> None:
+        """Loads --ckpt or --init into the network and its average."""
+        file = self.resumed or self.init
+        if file is None:
+            return
+        state = self.state or compat.checkpoint(file)
+        flag = "--ckpt" if self.resumed else "--init"
+        saved = vars(state["args"]) if isinstance(state.get("args"), argparse.Namespace) else {}
+        if differ := format_differences(differences(saved, {name: getattr(self.args, name) for name in FIXED})):
+            raise SystemExit(
+                f"error: {flag}: {file} is of another network ({differ}); give the flags it was trained with"
+            )
+        average = state.get("ema", state)
+        for network, weights in ((model, state["model"] if self.resumed else average), (ema, average)):
+            try:
+                network.load_state_dict(weights)
+            except (RuntimeError, AttributeError, TypeError) as error:
+                why = str(error).strip().splitlines()[-1].strip()
+                raise SystemExit(f"error: {flag}: {file} is of another network ({why})") from error
+        print_once(f"OGDM: the weights are those of {file}")
+
+    def average(self, ema: torch.nn.Module) -> None:
+        """Puts the average of --ckpt back, which upstream has just replaced by the network's weights."""
+        if self.resumed:
+            ema.load_state_dict(self.state["ema"])
+            self.state = {}
+
+    def optimise(self, opt: torch.optim.Optimizer) -> None:
+        """Loads the optimiser's state of --ckpt, and sets --lr."""
+        if self.resumed:
+            opt.load_state_dict(self.state["opt"])
+        for group in opt.param_groups if self.lr is not None else ():
+            group["lr"] = group["initial_lr"] = self.lr
+        self.opt = opt
+
+    def data(self, dataset: Any, vae: Any) -> tuple[Any, Any]:
+        """The dataset and the autoencoder of the loop."""
+        if len(dataset.classes) > self.args.num_classes:
+            raise SystemExit(f"error: --num-classes: {self.args.data_path} has {len(dataset.classes)} classes, one per "
+                             f"folder, and the network {self.args.num_classes}")  # fmt: skip
+        if self.latents:
+            dataset, vae = cached(self.latents, dataset, vae, self.args.image_size), FromMoments(vae)
+        if self.config is not None:
+            dataset = self.seeded = Seeded(dataset, self.args.global_seed)
+        return dataset, vae
+
+    def order(self, sampler: Any) -> Any:
+        """Upstream's sampler, from the place in the data where --ckpt stood."""
+        if self.seeded is not None:
+            self.seeded.sampler = sampler
+        batch = self.args.global_batch_size // world()
+        self.per_epoch = len(sampler) // batch
+        if self.per_epoch == 0:
+            raise SystemExit(f"error: --global-batch-size: {self.args.global_batch_size} is more than the images")
+        return Resumed(sampler, batch, *divmod(self.done, self.per_epoch)) if self.done else sampler
+
+    def observe(self, model: Any, transport: Any) -> None:
+        """Builds the observer, with its state of --ckpt, and lets it see each loss that `transport` computes."""
+        if self.config is None:
+            return
+        self.model, self.transport = model, transport
+        self.schedule = schedule_of(self.args.path_type)
+        side, device = self.args.image_size // 8, next(model.parameters()).device
+        steps = self.per_epoch * self.args.epochs
+        self.observer = Observer(OGDMConfig.from_mapping(self.config.to_dict()), self.schedule, 4, side,
+                                 labels=self.args.num_classes, device=device, steps=steps)  # fmt: skip
+        if self.ours:
+            try:
+                changed = self.observer.load_state_dict(self.ours["observer"])
+            except ValueError as error:
+                raise SystemExit(f"error: --ckpt: {error}") from error
+            print_once(f"OGDM: continues with its discriminator{f', other settings: {changed}' if changed else ''}")
+        model.y_embedder.embedding_table.register_forward_pre_hook(self._see_labels)
+        self._losses, self._sample = transport.training_losses, transport.sample
+        transport.training_losses, transport.sample = self._observed, self._draw
+
+    def _see_labels(self, table: torch.nn.Module, args: tuple[Tensor]) -> None:
+        self.labels = args[0]  # after upstream's dropout, which gives the class behind the last one
+
+    def _draw(self, x_1: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        self.drawn = self._sample(x_1)
+        return self.drawn
+
+    def _observed(self, model: Any, x_1: Tensor, model_kwargs: dict[str, Any]) -> dict[str, Tensor]:
+        """Upstream's losses; the emission [N] of the same pass is kept."""
+        network, prediction = Recorder(model), self.args.prediction
+        terms = self._losses(network, x_1, model_kwargs)
+        time, noise, x_1 = self.drawn
+        t, classes = 1 - time, self.args.num_classes
+        label = one_hot(self.labels, classes + 1)[:, :classes].float()  # a dropped label is none: zeros
+        assert self.observer is not None
+        self.emission = self.observer.observe(
+            x_0=x_1, eps=noise, x_t=network.x, t=t,
+            eps_t=to_eps(network.output, network.x, t, self.schedule, prediction),
+            eps_fn=make_eps_fn(self.model, self.schedule, prediction), cond=network.kwargs, label=label,
+            rng=network.rng, transition=terms["loss"],
+        )  # fmt: skip
+        return terms
+
+    def seed(self, step: int) -> None:
+        """With --ogdm each step's random numbers follow from the seed, the rank and the step, so a resume has them."""
+        if self.observer is not None:
+            torch.manual_seed(seed_of(self.args.global_seed, rank(), step))
+
+    def add(self, loss: Tensor) -> Tensor:
+        """The loss to differentiate."""
+        self.plain = loss
+        return loss if self.observer is None else loss + self.emission.mean()
+
+    def step(self) -> Tensor:
+        """D's step, after the network's; returns upstream's own loss, which it logs."""
+        if self.observer is not None:
+            self.opt.zero_grad(set_to_none=True)
+            self.observer.step(lr_scale(self.opt))
+        return self.plain
+
+    def log(self, logger: Any) -> None:
+        """The means since the last line."""
+        if self.observer is not None:
+            stats = self.observer.stats()
+            logger.info("OGDM: " + ", ".join(f"{name} {value:.4g}" for name, value in stats.items()))
+
+    def check(self, model: torch.nn.Module, step: int) -> None:
+        """Stops a run that diverged before it saves."""
+        if self.observer is not None:
+            stop_if_not_finite(model.parameters(), f"step {step}", lambda: "the last checkpoint is good")
+
+    def save(self, path: str) -> None:
+        """Writes `ogdm-*.pt` after upstream's checkpoint, as its seal."""
+        if self.observer is not None:
+            _of(path).save({"observer": self.observer.state_dict()})
+
+
+def _of(path: str | Path) -> Checkpoint:
+    file = Path(path)
+    return Checkpoint(str(file.parent), [file.name], f"ogdm-{file.name}")
+
+
+def _read(path: str) -> dict[str, Any]:
+    """Our state beside a checkpoint; ends the program where it is not complete."""
+    try:
+        return _of(path).read()
+    except ValueError as error:
+        others = sorted(Path(path).parent.glob("[0-9]*.pt"), reverse=True)
+        raise SystemExit(f"error: --ckpt: {error}; {newest(map(_of, others), str(Path(path).parent))}. Or start a new "
+                         "discriminator with --init") from error  # fmt: skip
+
+
+class Seeded(Dataset):
+    """A dataset whose random choices (mirroring) follow from the seed, the epoch and the image's number."""
+
+    sampler: Any  # knows the epoch
+
+    def __init__(self, dataset: Any, seed: int):
+        self.dataset, self.seed = dataset, seed
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed_of(self.seed, self.sampler.epoch, index))
+            return self.dataset[index]
+
+
+class Resumed(Sampler):
+    """Upstream's sampler without the epochs and batches that are done."""
+
+    def __init__(self, sampler: Any, batch: int, epoch: int, batches: int):
+        self.sampler, self.epoch, self.skip = sampler, epoch, batch * batches
+
+    def set_epoch(self, epoch: int) -> None:
+        """As upstream's."""
+        self.sampler.set_epoch(epoch)
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+    def __iter__(self) -> Iterator[int]:
+        if self.sampler.epoch < self.epoch:
+            return iter(())
+        return itertools.islice(iter(self.sampler), self.skip if self.sampler.epoch == self.epoch else 0, None)
