@@ -36,6 +36,19 @@ def test_large_files_that_nobody_reads_are_not_even_fetched(house):
     assert [name[0] for name in objects].count("?") == 1, "the picture"
 
 
+def test_an_optional_one_is_fetched_by_its_name_or_all(house):
+    with (house.root / ".gitmodules").open("a") as file:
+        file.write("\toptional = true\n")
+    house.ok()
+    assert not (house.widget / "train.py").exists()
+    house.ok("wid")
+    assert is_patched(house)
+    assert "widget: patched" in house.ok(), "what is here is kept up to date"
+    house.ok("--reverse")
+    house.ok("all")
+    assert is_patched(house)
+
+
 def test_a_second_run_needs_no_network_and_changes_nothing(patched_house):
     house = patched_house
     before = house.snapshot()
