@@ -23,7 +23,7 @@ import torch
 
 from .. import checkpoints, trust, unpickle
 from ..config import parse_bool
-from ..distributed import leave_at_exit, print_once
+from ..distributed import leave_at_exit, print_once, say_who_the_environment_awaits
 
 CPU = torch.device("cpu")
 HOMES = ("networks", "loss", "augment")  # upstream's modules of classes that are pickled
@@ -35,6 +35,7 @@ _noted: set[str] = set()  # modules of which other source code was reported
 @functools.cache
 def install() -> None:
     """Puts every shim in place. Call it before upstream's first import; twice does no harm."""
+    say_who_the_environment_awaits()
     _provide_distutils()
     _let_samplers_name_their_data()
     _load_training_states()
