@@ -86,6 +86,7 @@ class Trainer:
     """
 
     def __init__(self, args: argparse.Namespace):
+        folder.outlive_output()
         self.args = args
         self.config = from_args(args, "diffusers")
         self.step, self.saved = 0, -1
@@ -187,7 +188,6 @@ class Trainer:
         a, n, device = self.args, self.args.batch_size, self.accelerator.device
         rank, world = self.accelerator.process_index, self.accelerator.num_processes
         self.accelerator.print(f"{world} process{'es' * (world > 1)}, {world * n * a.accumulate} images per step")
-        folder.outlive_output()
         bar = tqdm(total=a.steps, initial=self.step, unit="step", disable=True if rank else None)  # None: no terminal
         with bar, self._saving_before_an_error(), self._stop_by_signals() as stop:
             while self.step < a.steps and not stop.together(device):

@@ -152,7 +152,7 @@ class Session:
         self.guard = Guard(net.parameters, ema.parameters, functools.partial(newest, run_dir or "."))
         self.loss_fn = RecordedLoss(loss_fn, net, self.observer, self.guard)
         self.last: dict[str, float] = {}
-        self.stop = folder.Stop().listen()
+        self.stop = folder.Stop()
 
     def resume(self, state: dict[str, Any]) -> tuple[int, int]:
         """Puts back D and the random states; returns the exact counts of images and ticks.
@@ -238,7 +238,9 @@ def session(
     if resume_pkl is not None and state is None:
         print_once("OGDM: a snapshot carries no discriminator; a new one is trained beside it.")
     fine_tuned = resume_pkl is not None if state is None else state["fine_tuned"]
-    images = folder.fingerprint(data) if rank() == 0 else ""
-    return Session(
+    images = folder.fingerprint(data) if data and rank() == 0 else ""
+    made = Session(
         OGDMConfig.from_mapping(ogdm), net, ema, loss_fn, optimizer, seed, fine_tuned, steps, run_dir, images
     )
+    made.stop.listen()
+    return made

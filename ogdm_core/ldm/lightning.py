@@ -29,6 +29,7 @@ from pytorch_lightning.utilities.model_helpers import is_overridden
 from torch.utils._pytree import tree_map_only
 
 from .. import checkpoints, folder, trust
+from ..distributed import print_once
 from .resume import ExactResume
 
 # Options that 1.4 called differently. `gpus` and `accelerator` need more than a name: `translate`.
@@ -136,7 +137,7 @@ class Trainer(pl.Trainer):
         if exact and self.state.status == TrainerStatus.RUNNING:
             exact.wanted = filepath
         elif exact and self.lightning_module.half_done:
-            rank_zero_warn(f"the step was half done: {filepath} is not written, and what was saved before stays")
+            print_once(f"the step was half done: {filepath} is not written, and what was saved before stays")
         else:
             self.save_alone(filepath)
 

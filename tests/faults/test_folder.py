@@ -247,3 +247,29 @@ def test_a_lost_output_ends_no_run(tmp_path, kind):
         assert process.stdout.readline() == "step 0\n"
         process.stdout.close()
     assert process.wait(120) == 0 and (tmp_path / "done").read_text() == "done"
+
+
+# ---- kill loops ---------------------------------------------------------------------------------
+
+LOOP = ["--data", "digits", "--channels", "8,8", "--batch-size", "4", *OGDM, "--save-every", "5", "--log-every", "7"]
+
+
+def few(*case):
+    """A case with one signal, and with twenty under --faults."""
+    return [pytest.param(*case, 1, id=f"{case[0]}-1"),
+            pytest.param(*case, 20, id=f"{case[0]}-20", marks=pytest.mark.faults)]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name, times", [
+    case for name in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP") for case in few(name)
+])  # fmt: skip
+def test_diffusers_ends_as_if_never_stopped(tmp_path, name, times):
+    steps = ["--steps", str(20 + 60 * times)]
+    assert trainer.main(["--output", str(tmp_path / "whole"), *LOOP, *steps]) == 0
+    line = [sys.executable, Path(__file__).with_name("kill_loop.py"), name, str(times), "0", tmp_path / "killed"]
+    done = subprocess.run([*line, *LOOP, *steps], env=ENV, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert int(done.stdout.splitlines()[-1]) > times / 4  # starts that had something to continue
+    same(tmp_path / "whole", tmp_path / "killed")
+    assert not list((tmp_path / "killed").rglob(".*.part"))

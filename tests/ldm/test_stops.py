@@ -89,7 +89,7 @@ def test_a_second_trainer_of_a_run_stops(runs, patched, tmp_path):
     root = Path(__file__).resolve().parents[2]
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(root), str(root / "tests" / "ldm")])}
     hold = (
-        "import sys, time\nfrom ogdm_core import folder\nfolder.claim(sys.argv[1])\nprint(flush=True)\ntime.sleep(600)"
+        "import sys, time; from ogdm_core import folder; folder.claim(sys.argv[1]); print(flush=True); time.sleep(99)"
     )
     with subprocess.Popen([sys.executable, "-c", hold, copy], env=env, stdout=subprocess.PIPE) as holder:
         holder.stdout.readline()
