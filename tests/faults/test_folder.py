@@ -70,7 +70,7 @@ def test_a_folder_without_locks_is_said_to_be_one(tmp_path, monkeypatch, capsys)
     folder.claim("gs://bucket/run")
 
 
-def test_ranks_with_other_settings_end_together(monkeypatch):
+def test_ranks_with_other_settings_end_together(monkeypatch, tmp_path):
     settings = {"steps": 4, "gamma": 0.1, "data": "digits"}
     folder.agree(settings)
     monkeypatch.setattr(folder, "gather", lambda mine: [mine, mine, mine | {"gamma": 5.0, "steps": 7}])
@@ -79,7 +79,7 @@ def test_ranks_with_other_settings_end_together(monkeypatch):
         folder.agree(settings)
     monkeypatch.setattr(train.folder, "agree", lambda settings: {}[settings["steps"]])
     with pytest.raises(KeyError, match="8"):  # it is called with what a run is known by
-        trainer.main(["--output", "/tmp/not-made", *TINY])
+        trainer.main(["--output", str(tmp_path / "out"), *TINY])
 
 
 # ---- which data ---------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ def last(folder: Path, pattern: str) -> Path | None:
 
 
 class Adm:
-    name, steps = "guided-diffusion", 60
+    name, steps = "guided-diffusion", 30
 
     def __init__(self, folder: Path, data: Path):
         self.folder, self.data = folder, data
@@ -47,7 +47,7 @@ class Adm:
         return last(self.folder, "ogdm*.pt") is not None
 
     def check(self, whole: "Adm") -> None:
-        end = f"{self.steps - 1:06d}.pt"
+        end = f"{self.steps:06d}.pt"
         same_files(self.folder, whole.folder, f"model{end}", f"ema*{end}", f"opt{end}", f"ogdm{end}")
 
 
@@ -127,7 +127,7 @@ def test_upstream_trainers_end_as_if_never_stopped(patched, data, tmp_path, back
         process = start(runs[1])
         deadline = time.monotonic() + 300
         if runs[1].begun():  # later starts: any moment
-            time.sleep(draw.uniform(3, 20))
+            time.sleep(draw.uniform(3, 15))
         while not runs[1].begun() and process.poll() is None:
             assert time.monotonic() < deadline, log.read_text()[-3000:]
             time.sleep(0.02)
