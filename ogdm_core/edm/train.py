@@ -84,7 +84,8 @@ def training_kwargs(opts: dict[str, Any], options: dict[str, Any]) -> dict[str, 
     if config is not None and opts["resume"] is not None:
         check(opts["resume"], options)
     network = {"num_blocks": opts["blocks"], "attn_resolutions": opts["attention"]}
-    options["network_kwargs"].update({name: value for name, value in network.items() if value is not None})
+    if given := {name: value for name, value in network.items() if value is not None}:
+        options["network_kwargs"].update(given)
     if config is not None:
         folder.agree(flat(options))
     kwargs: dict[str, Any] = {} if ramp is None else {"lr_rampup_kimg": ramp * 1000}
