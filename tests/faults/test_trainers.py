@@ -458,7 +458,7 @@ def test_diffusers_stops_and_keeps_the_good_checkpoint(tmp_path, flags, every):
     good = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
     with pytest.raises(SystemExit) as end:
         trainer.main([*out, "--lr", "1e30", "--log-every", every])
-    assert "the denoiser's weights reach 1e+30" in str(end.value.code)
+    assert "the training diverged" in str(end.value.code)
     assert str(tmp_path / "checkpoint.pt") in str(end.value.code)
     left = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
     log = left.pop(tmp_path / "log.jsonl")  # goes on to the last step whose weights were finite
@@ -532,9 +532,9 @@ def test_diffusers_looks_at_the_average_that_it_exports(tmp_path):
     args = trainer.parser().parse_args(["--output", str(tmp_path), *TINY])
     run = train.Trainer(args)
     run.ema.shadow_params[0][0] = torch.nan
-    with pytest.raises(SystemExit, match="weights are not finite"):
+    with pytest.raises(SystemExit, match="averages are not finite"):
         run.save()
-    assert not list(tmp_path.iterdir())
+    assert [p.name for p in tmp_path.iterdir()] == [".training.lock"]
 
 
 def test_adm_looks_at_the_averages_that_it_saves(patched):
@@ -549,7 +549,7 @@ def test_adm_looks_at_the_averages_that_it_saves(patched):
     env = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
     line, where = [sys.executable, "-c", code], patched("guided-diffusion")
     done = subprocess.run(line, cwd=where, env=env, capture_output=True, text=True)
-    assert done.returncode == 1 and "at step 3 the denoiser's weights are not finite" in done.stderr, done.stderr
+    assert done.returncode == 1 and "at step 3 the denoiser's averages are not finite" in done.stderr, done.stderr
 
 
 def _without(name: str):
