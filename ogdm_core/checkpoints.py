@@ -3,7 +3,7 @@
 reading              names a file that cannot be read, and says what to do
 all_finite           whether tensors hold numbers only
 differences          which settings of a saved run differ from this run's
-stop_if_not_finite   ends a run that diverged before it replaces a good checkpoint
+Guard                ends a run that diverged before it replaces a good checkpoint
 
 `trust` refuses pickles that would run code; `sealed` checks that a checkpoint is complete.
 """
@@ -14,13 +14,16 @@ import os
 import pickle
 import zipfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
-from .distributed import rank
+from .distributed import average, rank
 from .trust import RefusedError
+
+GROWTH = 1e3  # weights, their averages or a loss beyond so many times the first ones have diverged
+FIRST = 10  # reports of the loss that are taken as the first ones
 
 
 class DamagedError(ValueError):
@@ -105,25 +108,85 @@ def format_differences(differences: Mapping[str, str], only: Collection[str] | N
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
     """Whether no value of the tensors is NaN or infinite."""
-    largest = torch._foreach_norm([t.detach() for t in tensors], math.inf)
-    return bool(torch.stack([n.float() for n in largest]).isfinite().all())
+    return math.isfinite(largest(tensors))
 
 
-def stop_if_not_finite(parameters: Iterable[Tensor], step: str, good: Callable[[], str], lost: bool = False) -> None:
-    """Ends the run, exit code 1, if a weight is not finite or the trainer says that it is lost.
+def largest(tensors: Iterable[Tensor]) -> float:
+    """The largest absolute value; NaN or infinite where one of the values is."""
+    norms = torch._foreach_norm([t.detach() for t in tensors], math.inf)
+    return float(torch.stack([n.float() for n in norms]).max())
 
-    Call it before every save, and where the trainer reads its losses anyway. Weights are equal on
-    all ranks, so that all ranks end at the same place.
 
-    step   as in "step 12"
-    good   returns the last good checkpoint, in words
+class Guard:
+    """Ends a run that diverged, exit code 1, before it replaces a good checkpoint.
+
+    The largest weight, and the largest of their averages, is compared with its own when the first loss is counted;
+    the mean of the trainer's loss with the largest of its first ten. All of them are equal on all ranks, so that all
+    ranks end at the same place.
+
+    weights   returns the denoiser's
+    averages  returns those of the weights (EMA)
+    good      returns the last good checkpoint, in words
     """
-    if all_finite(parameters) and not lost:
-        return
-    what = "losses" if lost else "weights"
-    message = (
-        f"error: at {step} the denoiser's {what} are not finite: the training diverged. Nothing "
-        f"was saved since; {good()}. Resume with a lower learning rate or a lower rho or gamma, or in "
-        "float32 instead of half precision"
-    )
-    raise SystemExit(message if rank() == 0 else 1)
+
+    def __init__(
+        self,
+        weights: Callable[[], Iterable[Tensor]],
+        averages: Callable[[], Iterable[Tensor]],
+        good: Callable[[], str],
+    ):
+        self._parts, self._good = {"weights": weights, "averages": averages}, good
+        self._start: dict[str, float] = {}
+        self._count = 0  # of microbatches since the last look
+        self._sums: Tensor | float = 0.0  # of their mean losses that are finite, how many are, how many are not
+        self._means: list[float] = []
+
+    def count(self, losses: Tensor) -> None:
+        """The trainer's losses of a microbatch, on this rank; only the first call waits for the device."""
+        if not self._start:
+            self._start = {name: self._largest(name) for name in self._parts}
+        mean = losses.detach().float().mean()
+        good = mean.isfinite()
+        self._count += 1
+        self._sums = self._sums + torch.stack([mean.where(good, 0), good, ~good])
+
+    def check(self, step: str) -> None:
+        """Looks at the weights. Call it before every save, and where the trainer reads its losses anyway.
+
+        step   as in "step 12"
+        """
+        for name in self._parts:
+            now, start = self._largest(name), self._start.get(name, 0.0)
+            if not math.isfinite(now):
+                self._stop(step, f"{name} are not finite")
+            if now > GROWTH * start > 0:
+                self._stop(step, f"{name} reach {now:.3g}, and {start:.3g} when the run was started")
+
+    def look(self, step: str) -> None:
+        """Looks at the losses since the last time, once they are of ten microbatches. All ranks call it.
+
+        A few that are not finite end no run: trainers drop such a step, or its gradient.
+        """
+        if self._count < FIRST:
+            return
+        sums, self._count, self._sums = torch.as_tensor(self._sums), 0, 0.0
+        average([sums])
+        total, good, bad = sums.tolist()
+        if bad >= good:
+            self._stop(step, "losses are not finite")
+        if len(self._means) < FIRST:
+            self._means.append(total / good)
+        elif total / good > GROWTH * max(self._means):
+            self._stop(step, f"loss is {total / good:.3g}, and at most {max(self._means):.3g} at first")
+
+    def _stop(self, step: str, what: str) -> NoReturn:
+        message = (
+            f"error: at {step} the denoiser's {what}: the training diverged. Nothing "
+            f"was saved since; {self._good()}. Resume with a lower learning rate or a lower rho or gamma, or in "
+            "float32 instead of half precision"
+        )
+        raise SystemExit(message if rank() == 0 else 1)
+
+    def _largest(self, name: str) -> float:
+        tensors = list(self._parts[name]())
+        return largest(tensors) if tensors else 0.0

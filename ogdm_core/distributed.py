@@ -1,6 +1,8 @@
 """The ranks of a torch process group; without one, there is a single rank 0."""
 
 import atexit
+import os
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -54,6 +56,19 @@ def print_once(text: str) -> None:
     """Prints on rank 0 only."""
     if rank() == 0:
         print(text, flush=True)
+
+
+def say_who_is_awaited(number: int, count: int, where: str) -> None:
+    """Before several processes meet, which may take for ever: says who waits for whom."""
+    if count > 1:
+        print(f"rank {number}: waiting for {count} processes at {where}", file=sys.stderr, flush=True)
+
+
+def say_who_the_environment_awaits() -> None:
+    """The same, by the variables of torchrun and accelerate."""
+    env = os.environ
+    where = f"{env.get('MASTER_ADDR', 'localhost')}:{env.get('MASTER_PORT', '')}"
+    say_who_is_awaited(int(env.get("RANK", 0)), int(env.get("WORLD_SIZE", 1)), where)
 
 
 def leave_at_exit() -> None:

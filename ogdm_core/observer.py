@@ -283,6 +283,7 @@ class Observer:
             "optimizer": self.optimizer.state_dict(),
             "steps": self.steps,
             "skipped": int(self.skipped),
+            "sums": {name: (float(total), count) for name, (total, count) in self._sums.items()},
         }
 
     def load_state_dict(self, state: dict) -> str:
@@ -315,6 +316,7 @@ class Observer:
         self.optimizer.zero_grad()
         self.steps = int(state["steps"])
         self.skipped.fill_(state["skipped"])
+        self._sums = dict(state.get("sums", {}))
         self._pending.clear()
         return format_differences(differences(state["config"], self.config.to_dict()))
 

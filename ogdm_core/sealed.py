@@ -17,6 +17,9 @@ from . import trust
 from .checkpoints import DamagedError, is_whole, reading
 from .files import atomic_write
 
+FORMAT = 1  # of our file; those of earlier versions have no number
+COUNTS = ("updates", "nimg", "tick")  # in it, of what has been done
+
 
 class Checkpoint(NamedTuple):
     """One checkpoint: upstream's files in a folder, and ours, which seals them."""
@@ -34,7 +37,7 @@ class Checkpoint(NamedTuple):
 
     def save(self, state: dict[str, Any]) -> None:
         """Writes ours, when upstream's files are there."""
-        save(f"{self.folder}/{self.ours}", state | {"files": self.sizes()})
+        save(f"{self.folder}/{self.ours}", state | {"files": self.sizes(), "format": FORMAT})
 
     def read(self) -> dict[str, Any]:
         """Our state; ValueError names every file that is missing or damaged."""
@@ -46,6 +49,9 @@ class Checkpoint(NamedTuple):
                 state = load(path)
             except DamagedError as error:
                 wrong = [str(error)]
+        if state.get("format", 0) > FORMAT:
+            wrong.append(f"{self.ours} has format {state['format']}, and this version reads up to {FORMAT}")
+        wrong += [f"{self.ours} is at {n} {value}" for n, value in state.items() if n in COUNTS and value < 0]
         sealed = state.get("files", {})  # absent in states of earlier versions
         for name, n in self.sizes().items():
             if n < 0:

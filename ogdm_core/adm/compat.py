@@ -20,7 +20,7 @@ from torch import distributed as dist
 
 from .. import trust
 from ..checkpoints import DamagedError, reading
-from ..distributed import leave_at_exit
+from ..distributed import leave_at_exit, say_who_is_awaited
 from ..sealed import blobfile
 
 CHANNEL_MULT = {32: "1,2,2,2"}  # DDPM's for CIFAR-10
@@ -67,6 +67,7 @@ def set_up_together(setup_dist: Callable[[], None]) -> Callable[[], None]:
 
         world = MPI.COMM_WORLD
         abort_on_error(world)
+        say_who_is_awaited(world.rank, world.size, "MPI's first host")
         if world.size > 1:
             hosts = world.allgather(MPI.Get_processor_name())
             if len(set(hosts)) > 1 and not dist.is_initialized():

@@ -17,6 +17,7 @@ from torch import distributed as dist
 
 from .. import sealed
 from ..distributed import gather
+from ..folder import named
 from ..random import global_state, set_global_state
 from ..sealed import Checkpoint, blobfile
 from .compat import refusals
@@ -30,8 +31,8 @@ class ReplayableData:
     generator's state at the start of the pass and the number of batches used since are enough.
     """
 
-    def __init__(self, batches: Iterator):
-        self._batches = batches
+    def __init__(self, batches: Iterator, failed: Callable[[], None] = lambda: None):
+        self._batches, self._failed = batches, failed  # `failed` is called before an error of theirs goes on
         self._start: Tensor | None = None
         self._used = 0
 
@@ -40,7 +41,12 @@ class ReplayableData:
 
     def __next__(self) -> Any:
         before = torch.get_rng_state()
-        batch = next(self._batches)
+        try:
+            batch = next(self._batches)
+        except Exception:
+            torch.set_rng_state(before)
+            self._failed()
+            raise
         if not torch.equal(before, torch.get_rng_state()):
             self._start, self._used = before, 0
         self._used += 1
@@ -65,7 +71,7 @@ def checkpoint(folder: str, step: int, rates: Iterable[float]) -> Checkpoint:
     return Checkpoint(folder, names, f"ogdm{step:06d}.pt")
 
 
-def save(loop, upstream: Callable[[], None], folder: str) -> None:
+def save(loop, upstream: Callable[[], None], folder: str, logger: Any) -> None:
     """Upstream's files, then ogdmNNNNNN.pt: the observer, and what they leave out."""
     here = checkpoint(folder, loop.step + loop.resume_step, loop.ema_rate)
     if dist.get_rank() == 0:
@@ -79,6 +85,8 @@ def save(loop, upstream: Callable[[], None], folder: str) -> None:
             "lg_loss_scale": loop.mp_trainer.lg_loss_scale,
             "schedule_sampler": _sampler_state(loop.schedule_sampler),
             "batch_size": loop.batch_size,
+            "images": loop.fingerprint,
+            "log": [{name: float(value) for name, value in sums.items()} for sums in _log(logger)],
             "ranks": ranks,
         })  # fmt: skip
 
@@ -124,6 +132,9 @@ def load(loop, state: dict[str, Any], logger: Any) -> None:
     changed = loop.observer.load_state_dict(state["observer"])
     if changed:
         logger.log(f"observation guidance continues with other settings: {changed}")
+    named(state.get("images"), loop.fingerprint)
+    for sums, saved in zip(_log(logger), state.get("log", ()), strict=False):
+        sums.update(saved)
     loop.mp_trainer.lg_loss_scale = state["lg_loss_scale"]
     _restore_sampler(loop.schedule_sampler, state["schedule_sampler"])
     loop.step, loop.resume_step = state["updates"], 0
@@ -140,6 +151,11 @@ def load(loop, state: dict[str, Any], logger: Any) -> None:
     logger.log(f"going back to batch {rank['data']['used']} of its pass over the data...")
     loop.data.go_to(rank["data"])
     set_global_state(rank["random"])
+
+
+def _log(logger: Any) -> tuple[dict[str, float], dict[str, float]]:
+    """Upstream's means since the last line of the log, and how many values they are of."""
+    return logger.get_current().name2val, logger.get_current().name2cnt
 
 
 def _sampler_state(sampler) -> dict[str, Tensor]:

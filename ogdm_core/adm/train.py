@@ -14,9 +14,10 @@ from guided_diffusion.script_util import str2bool
 from torch import Tensor
 from torch import distributed as dist
 
-from ..checkpoints import stop_if_not_finite
+from .. import folder
+from ..checkpoints import Guard
 from ..cli import number
-from ..distributed import average
+from ..distributed import average, gather
 from ..flags import add_arguments, from_args
 from ..forward import Recorder, lr_scale
 from ..observer import Observer
@@ -84,8 +85,8 @@ def add_train_arguments(parser: argparse.ArgumentParser) -> None:
 class ObservedDiffusion:
     """Upstream's diffusion, whose training loss has gamma L_emission [N] added to it."""
 
-    def __init__(self, diffusion, observer: Observer):
-        self._diffusion, self._observer = diffusion, observer
+    def __init__(self, diffusion, observer: Observer, guard: Guard):
+        self._diffusion, self._observer, self._guard = diffusion, observer, guard
 
     def __getattr__(self, name: str):
         return getattr(self._diffusion, name)
@@ -98,6 +99,7 @@ class ObservedDiffusion:
         d, kwargs, seen = self._diffusion, model_kwargs or {}, Recorder(model)
         noise = torch.randn_like(x_start) if noise is None else noise
         losses = d.training_losses(seen, x_start, t, model_kwargs=model_kwargs, noise=noise)
+        self._guard.count(losses["loss"])
         emission = self._observer.observe(
             x_0=x_start, eps=noise, x_t=seen.x, t=t + 1,
             eps_t=to_eps(d, seen.output, seen.x, t), eps_fn=make_eps_fn(d, model, kwargs), cond=kwargs,
@@ -113,12 +115,17 @@ class ObservedLoop(Upstream):
 
     diffusion: Any
     data: Any
+    step: int
     observer: Observer | None = None
 
     def __init__(self, *, flags: argparse.Namespace, **kwargs: Any):
         with refusals():
             config, self.init_checkpoint = from_args(flags, "adm"), flags.init_checkpoint
         self.resumed = train_util.find_resume_checkpoint() or flags.resume_checkpoint
+        if config:
+            folder.claim(train_util.get_blob_logdir())
+            folder.agree(vars(flags))
+            self.fingerprint = folder.fingerprint(flags.data_dir) if flags.data_dir and dist.get_rank() == 0 else ""
         if config and self.resumed:
             rates = [float(rate) for rate in str(flags.ema_rate).split(",")]
             state = resume.check(self.resumed, rates)
@@ -136,11 +143,14 @@ class ObservedLoop(Upstream):
             labels=self.model.num_classes or 0, device=dist_util.dev(),
             steps=self.lr_anneal_steps,  # at which upstream ends; 0: never
         )  # fmt: skip
-        self.diffusion = ObservedDiffusion(self.diffusion, self.observer)
-        self.data = resume.ReplayableData(self.data)
+        self.data = resume.ReplayableData(self.data, self._save_before_an_error)
         logger.log(f"observation guidance: {config}")
         if self.resumed:
             resume.load(self, state, logger)
+        self.guard = self._guard()
+        self.diffusion = ObservedDiffusion(self.diffusion, self.observer, self.guard)
+        folder.outlive_output()
+        self.stop = folder.Stop().listen()
 
     @refusals()
     def _load_and_sync_parameters(self) -> None:
@@ -178,17 +188,33 @@ class ObservedLoop(Upstream):
             train_util.log_loss_dict(self.diffusion, values.pop("t") - 1, values)
         logger.logkv("d_skipped", float(self.observer.skipped))
         if self.step % self.log_interval == 0:
-            self._stop_if_not_finite()
+            self.guard.look(self._now())
+            self.guard.check(self._now())
+        if self.stop.together(dist_util.dev()):
+            if self.step % self.log_interval == 0:
+                logger.dumpkvs()
+            self.save()
+            gather(None)  # rank 0 writes last, and a launcher ends the others when the first one ends
+            logger.log(f"stopped by a signal at {self._now()}; --resume_checkpoint continues from there")
+            raise SystemExit(folder.STOPPED)
 
     def save(self) -> None:
         if self.observer is None:
             return super().save()
-        self._stop_if_not_finite()
-        resume.save(self, super().save, train_util.get_blob_logdir())
+        self.guard.check(self._now())
+        resume.save(self, super().save, train_util.get_blob_logdir(), logger)
         logger.log("saved the observer")
 
-    def _stop_if_not_finite(self) -> None:
+    def _save_before_an_error(self) -> None:
+        """Saves what has been done when the next batch cannot be read. Several ranks cannot: the others wait."""
+        done = self.step - 1
+        if done >= 0 and dist.get_world_size() == 1 and done % self.save_interval:
+            self.step = done
+            self.save()
+
+    def _guard(self) -> Guard:
         good = functools.partial(resume.newest, train_util.get_blob_logdir(), self.ema_rate)
-        step = f"step {self.step + self.resume_step}"
-        weights = [*self.mp_trainer.master_params, *itertools.chain(*self.ema_params)]
-        stop_if_not_finite(weights, step, good)
+        return Guard(lambda: self.mp_trainer.master_params, lambda: itertools.chain(*self.ema_params), good)
+
+    def _now(self) -> str:
+        return f"step {self.step + self.resume_step}"

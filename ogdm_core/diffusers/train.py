@@ -6,7 +6,6 @@ import json
 import os
 import shlex
 import shutil
-import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import fields, replace
@@ -21,11 +20,12 @@ from safetensors import SafetensorError
 from torch import Tensor
 from tqdm import tqdm
 
+from .. import folder, trust
 from .. import images as data_sets
-from .. import trust
-from ..checkpoints import DamagedError, all_finite, differences, format_differences, reading, stop_if_not_finite
+from ..checkpoints import DamagedError, Guard, all_finite, differences, format_differences, is_whole, reading
 from ..config import OGDMConfig
 from ..discriminator import Discriminator
+from ..distributed import say_who_the_environment_awaits
 from ..files import atomic_write, check_writable, write_json
 from ..flags import from_args
 from ..observer import Observer
@@ -37,7 +37,7 @@ CHECKPOINT = "checkpoint.pt"
 FORMAT = 1  # of that file; those of earlier versions have no number
 EMA = 0.999
 # Settings that may be changed on purpose when a run is continued.
-FREE = {"lr", "seed", *(f"ogdm_{f.name}" for f in fields(OGDMConfig))} - {
+FREE = {"lr", "seed", "images", *(f"ogdm_{f.name}" for f in fields(OGDMConfig))} - {
     "ogdm_d_kind", "ogdm_d_width", "ogdm_d_mapping_lr",
 }  # fmt: skip
 
@@ -86,15 +86,22 @@ class Trainer:
     """
 
     def __init__(self, args: argparse.Namespace):
+        folder.outlive_output()
         self.args = args
         self.config = from_args(args, "diffusers")
-        self.step, self.interrupted = 0, False
+        self.step, self.saved = 0, -1
+        self.whole = True  # whether nothing of the next step has been done
         self.history: list[dict[str, float]] = []
         channels = self._check_flags()
         self.images = data_sets.load(args.data, args.size)
+        self._fingerprint = folder.fingerprint(args.data)
         self._build(channels)
+        folder.agree(self._identity() | {n: getattr(args, n) for n in ("steps", "save_every", "log_every")})
         check_writable(args.output / CHECKPOINT)
+        folder.claim(args.output)
+        self.total, self.since = torch.zeros((), device=self.accelerator.device), 0  # of the losses since that step
         self._resume()
+        self.guard = Guard(self.unet.parameters, lambda: self.ema.shadow_params, self._good)
         self.board: Any = None
         if args.tensorboard and self.accelerator.is_main_process:
             from torch.utils.tensorboard import SummaryWriter  # in another extra
@@ -121,10 +128,7 @@ class Trainer:
     def _build(self, channels: list[int]) -> None:
         """The network with its average and its optimiser, the noise schedule, the observer."""
         a, images = self.args, self.images
-        env = os.environ
-        if env.get("WORLD_SIZE", "1") != "1":
-            where = f"{env.get('MASTER_ADDR', 'localhost')}:{env.get('MASTER_PORT', '')}"
-            print(f"rank {env.get('RANK', 0)}: waiting for {env['WORLD_SIZE']} processes at {where}", file=sys.stderr)
+        say_who_the_environment_awaits()
         self.accelerator = Accelerator(mixed_precision=a.mixed_precision)
         torch.manual_seed(a.seed)
         if a.model:
@@ -184,10 +188,9 @@ class Trainer:
         a, n, device = self.args, self.args.batch_size, self.accelerator.device
         rank, world = self.accelerator.process_index, self.accelerator.num_processes
         self.accelerator.print(f"{world} process{'es' * (world > 1)}, {world * n * a.accumulate} images per step")
-        total, since = torch.zeros((), device=device), self.step
         bar = tqdm(total=a.steps, initial=self.step, unit="step", disable=True if rank else None)  # None: no terminal
-        with bar, self._signals_stop():
-            while self.step < a.steps and not self._stop_together():
+        with bar, self._saving_before_an_error(), self._stop_by_signals() as stop:
+            while self.step < a.steps and not stop.together(device):
                 # The step's images and noise are set by (seed, step, rank).
                 torch.manual_seed((a.seed * 1_000_003 + self.step) * 4096 + rank)
                 index = data_sets.batch_index(len(self.images), n * a.accumulate, self.step, a.seed, rank, world)
@@ -211,11 +214,13 @@ class Trainer:
                         )
                         self.accelerator.backward(loss / a.accumulate)
                     transition += plain / a.accumulate
+                    self.guard.count(plain)
 
                 # The denoiser's step, its average, D's step.
                 scale = 1 - self.step / a.steps if a.anneal else 1.0
                 for group in self.optimizer.param_groups:
                     group["lr"] = a.lr * scale
+                self.whole = False
                 self.optimizer.step()
                 self.optimizer.zero_grad()
                 self.ema.step(self.unet.parameters())
@@ -223,17 +228,38 @@ class Trainer:
                     self.observer.step(scale)
 
                 # Log and checkpoint.
-                self.step, total = self.step + 1, total + transition
+                self.step, self.total, self.whole = self.step + 1, self.total + transition, True
                 bar.update()
                 if self.step % a.log_every == 0 or self.step == a.steps:
-                    self._log(float(total) / (self.step - since))
-                    total, since = torch.zeros_like(total), self.step
-                    self._stop_if_not_finite()
+                    self._log(float(self.total) / (self.step - self.since))
+                    self.total, self.since = torch.zeros_like(self.total), self.step
+                    self.guard.look(f"step {self.step}")
+                    self.guard.check(f"step {self.step}")
                     self._write_log()
                 if self.step % a.save_every == 0:
                     self.save()
         self.save()
+        self.accelerator.wait_for_everyone()  # a launcher ends the others when the first one ends
         return self.step >= a.steps
+
+    @contextlib.contextmanager
+    def _saving_before_an_error(self) -> Iterator[None]:
+        """What ends the run between two steps (a bad image, an error of another process) costs no step."""
+        try:
+            yield
+        except Exception:
+            if self.whole and self.step > self.saved and self.accelerator.is_main_process:
+                with contextlib.suppress(OSError):
+                    self._write_checkpoint()
+            raise
+
+    @contextlib.contextmanager
+    def _stop_by_signals(self) -> Iterator[folder.Stop]:
+        stop = folder.Stop().listen()
+        try:
+            yield stop
+        finally:
+            stop.forget()
 
     def _log(self, transition: float) -> None:
         """Adds the means since the last call to the history, and shows them."""
@@ -254,24 +280,12 @@ class Trainer:
     def save(self) -> None:
         """checkpoint.pt (to continue) and the EMA model in diffusers' format (to use)."""
         self.accelerator.wait_for_everyone()
-        self._stop_if_not_finite()
+        self.guard.check(f"step {self.step}")
         if not self.accelerator.is_main_process:
             return
         out = self.args.output
-        state = {
-            "format": FORMAT,
-            "step": self.step,
-            "unet": self.unet.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "ema": self.ema.state_dict()["shadow_params"],
-            "ema_steps": self.ema.optimization_step,
-            "observer": self.observer.state_dict() if self.observer else None,
-            "scaler": self.accelerator.scaler.state_dict() if self.accelerator.scaler else None,
-            "history": self.history,
-            "run": self._identity(),
-        }
-        with atomic_write(out / CHECKPOINT) as file:
-            torch.save(state, file)
+        if self.step > self.saved:
+            self._write_checkpoint()
         self.ema.store(self.unet.parameters())
         self.ema.copy_to(self.unet.parameters())
         pipeline: Any = DDPMPipeline(unet=self.unet, scheduler=self.scheduler)
@@ -295,6 +309,26 @@ class Trainer:
         })  # fmt: skip
         self._write_log()
 
+    def _write_checkpoint(self) -> None:
+        """checkpoint.pt; the one before it stays beside it."""
+        state = {
+            "format": FORMAT,
+            "step": self.step,
+            "unet": self.unet.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "ema": self.ema.state_dict()["shadow_params"],
+            "ema_steps": self.ema.optimization_step,
+            "observer": self.observer.state_dict() if self.observer else None,
+            "scaler": self.accelerator.scaler.state_dict() if self.accelerator.scaler else None,
+            "history": self.history,
+            "log": (float(self.total), self.since),
+            "run": self._identity(),
+        }
+        with atomic_write(self.args.output / CHECKPOINT) as file:
+            torch.save(state, file)
+            folder.keep_previous(self.args.output / CHECKPOINT)
+        self.saved = self.step
+
     def _samples(self) -> Tensor:
         """16 images [16, C, H, W] in [0, 1] of the network as it is, from the same noise always."""
         device, shape = self.accelerator.device, (16, self.images.channels, *[self.images.size] * 2)
@@ -305,10 +339,12 @@ class Trainer:
         self.unet.train()
         return x.clamp(-1, 1) / 2 + 0.5
 
-    def _stop_if_not_finite(self) -> None:
+    def _good(self) -> str:
         path = self.args.output / CHECKPOINT
-        good = f"the last good checkpoint is {path}" if path.exists() else "there is no checkpoint"
-        stop_if_not_finite([*self.unet.parameters(), *self.ema.shadow_params], f"step {self.step}", lambda: good)
+        if not path.exists():
+            return "there is no checkpoint"
+        before = folder.previous(path)
+        return f"the last good checkpoint is {path}" + f", the one before it {before}" * before.exists()
 
     def _identity(self) -> dict[str, Any]:
         """The settings of a run; those not in FREE must not change between stop and resume."""
@@ -322,6 +358,7 @@ class Trainer:
             "anneal": a.steps if a.anneal else None,  # the slope depends on the length
             "ogdm": self.config.to_dict() if self.config else None,
             "processes": self.accelerator.num_processes,
+            "images": self._fingerprint,
         }
 
     def _resume(self) -> None:
@@ -329,6 +366,8 @@ class Trainer:
         if not path.exists():
             return
         again = f"delete it to start over, or go on from the last model: --model {path.parent}"
+        if is_whole(folder.previous(path)):
+            again += f"; the checkpoint before it is {folder.previous(path)}, which can take its place"
         with reading(path, again):
             state = trust.load(path, map_location=self.accelerator.device, weights_only=True)
             if state.get("format", 0) > FORMAT:
@@ -355,37 +394,14 @@ class Trainer:
             if self.accelerator.scaler:
                 self.accelerator.scaler.load_state_dict(state["scaler"])
             self.step, self.history, observer = state["step"], state["history"], state["observer"]
+            total, self.since = state.get("log", (0.0, self.step))  # absent in files of earlier versions
+            self.total += total
             if self.step < 0:
                 raise ValueError(f"it is at step {self.step}")
+            self.saved = self.step
         if self.observer:
             self.observer.load_state_dict(observer)
         self.accelerator.print(f"continuing {path} at step {self.step} of {self.args.steps}")
-
-    def _stop_together(self) -> bool:
-        """True on every process once one of them was interrupted, at the same step."""
-        if self.accelerator.num_processes == 1:
-            return self.interrupted
-        flag = torch.tensor(float(self.interrupted), device=self.accelerator.device)
-        return bool(self.accelerator.reduce(flag, "sum") > 0)
-
-    @contextlib.contextmanager
-    def _signals_stop(self) -> Iterator[None]:
-        """Ctrl-C, SIGTERM or a lost terminal ends the loop after its step; a second one at once."""
-
-        def stop(number: int, frame: Any) -> None:
-            if self.interrupted:
-                raise KeyboardInterrupt
-            self.interrupted = True
-
-        heard = [signal.SIGINT, signal.SIGTERM]
-        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as under nohup
-            heard.append(signal.SIGHUP)
-        previous = {s: signal.signal(s, stop) for s in heard}
-        try:
-            yield
-        finally:
-            for s, handler in previous.items():
-                signal.signal(s, handler)
 
 
 def _flat(run: dict[str, Any]) -> dict[str, Any]:

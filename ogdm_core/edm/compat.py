@@ -21,7 +21,7 @@ import torch
 from .. import dnnlib, trust
 from ..config import parse_bool
 from ..cpu import CPU, device, run_ddp_without_device_ids
-from ..distributed import leave_at_exit
+from ..distributed import leave_at_exit, say_who_the_environment_awaits
 
 __all__ = ["CPU", "agree_on_seed", "careful_pickle", "device", "install"]  # the patch's
 
@@ -31,6 +31,7 @@ careful_pickle = dnnlib.Pickles("networks", "loss", "augment")  # in place of up
 @functools.cache
 def install() -> None:
     """Puts every shim in place. Call it before upstream's first import; twice does no harm."""
+    say_who_the_environment_awaits()
     _provide_distutils()
     dnnlib.let_samplers_name_their_data()
     careful_pickle.read_training_states()

@@ -62,8 +62,8 @@ def check(training_state: str, options: dict[str, Any]) -> None:
     if not saved.is_file():
         return
     with reading(saved):
-        theirs = _flat(json.loads(saved.read_text()))
-    ours = _flat(json.loads(json.dumps(options)))
+        theirs = flat(json.loads(saved.read_text()))
+    ours = flat(json.loads(json.dumps(options)))
     differ = {n: v for n, v in differences(theirs, ours).items() if not n.startswith("ogdm.")}
     fixed = [n for n in differ if n.startswith(FIXED) and not n.endswith(FREE)]
     if fixed:
@@ -74,7 +74,7 @@ def check(training_state: str, options: dict[str, Any]) -> None:
         print_once(f"OGDM: the run continues with other settings: {other}")
 
 
-def _flat(options: dict[str, Any]) -> dict[str, Any]:
+def flat(options: dict[str, Any]) -> dict[str, Any]:
     """Options by name, those of a group as GROUP.NAME."""
     groups = {n: v if isinstance(v, dict) else {"": v} for n, v in options.items()}
     return {f"{n}.{k}".rstrip("."): v for n, group in groups.items() for k, v in group.items()}

@@ -16,7 +16,8 @@ import click
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..checkpoints import stop_if_not_finite
+from .. import folder
+from ..checkpoints import Guard
 from ..config import OGDMConfig
 from ..denoiser import SIGMA_MAX, SIGMA_MIN, make_eps_fn, to_eps
 from ..distributed import gather, print_once, rank, world
@@ -26,7 +27,7 @@ from ..observer import Observer
 from ..random import replayed, set_torch_state, torch_state
 from ..schedule import RHO, KarrasVE, expand
 from ..trust import trust_option
-from .resume import SkipFirst, check, checkpoint, load_state, newest
+from .resume import SkipFirst, check, checkpoint, flat, load_state, newest
 
 __all__ = ["SkipFirst", "load_state", "session", "train_options", "training_kwargs"]  # the patch's
 
@@ -66,6 +67,8 @@ def training_kwargs(opts: dict[str, Any], options: dict[str, Any]) -> dict[str, 
     network = {"num_blocks": opts["blocks"], "attn_resolutions": opts["attention"]}
     if given := {name: value for name, value in network.items() if value is not None}:
         options["network_kwargs"].update(given)
+    if config is not None:
+        folder.agree(flat(options))
     kwargs: dict[str, Any] = {} if ramp is None else {"lr_rampup_kimg": ramp * 1000}
     return kwargs if config is None else kwargs | {"ogdm": config.to_dict()}
 
@@ -82,12 +85,13 @@ class RecordedLoss:
 
     emission: Tensor
 
-    def __init__(self, loss_fn: Callable[..., Tensor], net, observer: Observer):
-        self.loss_fn, self.net, self.observer = loss_fn, net, observer
+    def __init__(self, loss_fn: Callable[..., Tensor], net, observer: Observer, guard: Guard):
+        self.loss_fn, self.net, self.observer, self.guard = loss_fn, net, observer, guard
 
     def __call__(self, net, images, labels=None, augment_pipe=None) -> Tensor:
         network, pipe = Recorder(net), augment_pipe and Recorder(augment_pipe)
         loss = self.loss_fn(net=network, images=images, labels=labels, augment_pipe=pipe)
+        self.guard.count(loss)
         self.emission = expand(self._observe(network, pipe.output[0] if pipe else images, loss), loss)
         return loss
 
@@ -116,18 +120,21 @@ class Session:
     """Observation guidance of one training loop."""
 
     def __init__(
-        self, config: OGDMConfig, net, loss_fn: Callable[..., Tensor], optimizer: Optimizer,
-        seed: int = 0, fine_tuned: bool = False, steps: float | None = None,
+        self, config: OGDMConfig, net, ema, loss_fn: Callable[..., Tensor], optimizer: Optimizer,
+        seed: int = 0, fine_tuned: bool = False, steps: float | None = None, run_dir: str | None = None,
+        images: str = "",
     ):  # fmt: skip
+        self.run_dir, self.images, self.stopped = run_dir, images, False
         self.net, self.optimizer, self.seed, self.fine_tuned = net, optimizer, seed, fine_tuned
         self.device = next(net.parameters()).device
         self.observer = Observer(
             config, schedule_of(net), net.img_channels, net.img_resolution, labels=net.label_dim, device=self.device,
             steps=steps,
         )  # fmt: skip
-        self.loss_fn = RecordedLoss(loss_fn, net, self.observer)
+        self.guard = Guard(net.parameters, ema.parameters, functools.partial(newest, run_dir or "."))
+        self.loss_fn = RecordedLoss(loss_fn, net, self.observer, self.guard)
         self.last: dict[str, float] = {}
-        self._checked = (0, 0)  # D's steps and skipped steps at the last tick
+        self.stop = folder.Stop()
 
     def resume(self, state: dict[str, Any]) -> tuple[int, int]:
         """Puts back D and the random states; returns the exact counts of images and ticks.
@@ -143,7 +150,7 @@ class Session:
                 f"OGDM: the random states of {len(state['rng'])} ranks do not fit this run "
                 f"({world()} on {self.device.type}); the noise starts anew, all else continues."
             )
-        self._checked = self.observer.steps, int(self.observer.skipped)
+        folder.named(state.get("images"), self.images)
         return state["nimg"], state["tick"] + 1
 
     def step(self) -> None:
@@ -162,41 +169,60 @@ class Session:
         self.last = (self.last if "d_loss" in stats else {}) | stats  # r1 is not taken in every tick
         return [f"{name} {value:<7.4g}" for name, value in self.last.items()]
 
-    def check(self, run_dir: str | None, nimg: int) -> None:
+    def stopping(self) -> bool:
+        """Whether a signal has asked a rank to end: this step is then the run's last, and upstream saves."""
+        self.stopped = self.stop.together(self.device)
+        return self.stopped
+
+    def check(self, nimg: int) -> None:
         """Stops a diverged run before it saves. Deletes our state file of this step, because upstream
         may overwrite the files that it vouches for.
 
-        Upstream sets gradients that are not finite to zero, so that its weights stay finite: a run
-        is lost as well if D had no finite gradient in half of the steps since the last tick.
+        Upstream sets gradients that are not finite to zero, so that its weights stay finite: the losses tell.
         """
-        steps, skipped = self.observer.steps, int(self.observer.skipped)
-        lost = 0 < steps - self._checked[0] <= 2 * (skipped - self._checked[1])
-        self._checked = steps, skipped
-        good = functools.partial(newest, run_dir or ".")
-        stop_if_not_finite(self.net.parameters(), f"{nimg / 1000:g} kimg", good, lost)
-        if run_dir is not None and rank() == 0:
-            checkpoint(run_dir, nimg).unseal()
+        self.guard.look(f"{nimg / 1000:g} kimg")
+        self.guard.check(f"{nimg / 1000:g} kimg")
+        if rank() == 0 and self.run_dir is not None:
+            checkpoint(self.run_dir, nimg).unseal()
 
-    def save(self, run_dir: str | None, nimg: int, tick: int, every: int | None, done: bool):
+    def save(self, nimg: int, tick: int, every: int | None, done: bool) -> None:
         """Writes `ogdm-state-*.pt` after upstream's `training-state-*.pt`, as its seal."""
         if every is None or tick == 0 or not (done or tick % every == 0):
             return
         rng = gather(torch_state(self.device))
-        if run_dir is not None and rank() == 0:
-            checkpoint(run_dir, nimg).save({
+        if rank() == 0 and self.run_dir is not None:
+            checkpoint(self.run_dir, nimg).save({
                 "observer": self.observer.state_dict(), "rng": rng, "nimg": nimg, "tick": tick,
-                "seed": self.seed, "fine_tuned": self.fine_tuned,
+                "seed": self.seed, "fine_tuned": self.fine_tuned, "images": self.images,
             })  # fmt: skip
+
+    def leave(self, nimg: int) -> None:
+        """Ends the command after a signal, when everything has been written."""
+        if self.stopped:
+            gather(None)  # rank 0 writes last, and a launcher ends the others when the first one ends
+            print_once(f"OGDM: stopped by a signal at {nimg / 1000:g} kimg; --resume continues from there")
+            raise SystemExit(folder.STOPPED)
 
 
 def session(
-    ogdm: dict[str, Any] | None, net, loss_fn: Callable[..., Tensor], optimizer: Optimizer,
-    seed: int, resume_pkl: str | None, state: dict[str, Any] | None, steps: float,
+    ogdm: dict[str, Any] | None, net, ema, loss_fn: Callable[..., Tensor], optimizer: Optimizer, seed: int,
+    resume_pkl: str | None, state: dict[str, Any] | None, steps: float, run_dir: str | None, data: str,
 ) -> Session | None:  # fmt: skip
-    """The observer of a loop of so many steps with the settings of --ogdm, None without."""
+    """The observer of a loop of so many steps with the settings of --ogdm, None without.
+
+    run_dir   on rank 0, whose files are written
+    data      the path of the images
+    """
     if ogdm is None:
         return None
+    folder.claim(run_dir or "")
+    folder.outlive_output()
     if resume_pkl is not None and state is None:
         print_once("OGDM: a snapshot carries no discriminator; a new one is trained beside it.")
     fine_tuned = resume_pkl is not None if state is None else state["fine_tuned"]
-    return Session(OGDMConfig.from_mapping(ogdm), net, loss_fn, optimizer, seed, fine_tuned, steps)
+    images = folder.fingerprint(data) if data and rank() == 0 else ""
+    made = Session(
+        OGDMConfig.from_mapping(ogdm), net, ema, loss_fn, optimizer, seed, fine_tuned, steps, run_dir, images
+    )
+    made.stop.listen()
+    return made

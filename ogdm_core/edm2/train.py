@@ -21,7 +21,8 @@ import click
 import torch
 from torch import Tensor
 
-from ..checkpoints import stop_if_not_finite
+from .. import folder
+from ..checkpoints import Guard
 from ..config import OGDMConfig
 from ..denoiser import SIGMA_MAX, SIGMA_MIN, make_eps_fn, to_eps
 from ..distributed import print_once, rank
@@ -136,12 +137,13 @@ class RecordedLoss:
 
     emission: Tensor
 
-    def __init__(self, loss_fn: Callable[..., Tensor], net, observer: Observer):
-        self.loss_fn, self.net, self.observer = loss_fn, net, observer
+    def __init__(self, loss_fn: Callable[..., Tensor], net, observer: Observer, guard: Guard):
+        self.loss_fn, self.net, self.observer, self.guard = loss_fn, net, observer, guard
 
     def __call__(self, net, images: Tensor, labels: Tensor | None = None) -> Tensor:
         network = Recorder(net)
         loss = self.loss_fn(net=network, images=images, labels=labels)
+        self.guard.count(loss)
         (denoised, u), x, (sigma, labels) = network.output, network.x, network.args
         u = u.detach()
         eps_fn = make_eps_fn(self.net)  # the bare network: see ogdm_core.edm.train
@@ -181,14 +183,17 @@ def normalised(net: torch.nn.Module) -> Iterator[None]:
 class Session:
     """Observation guidance of one training loop."""
 
-    def __init__(self, config: OGDMConfig, net, loss_fn: Callable[..., Tensor], steps: float, base_lr: float):
+    def __init__(
+        self, config: OGDMConfig, net, loss_fn: Callable[..., Tensor], steps: float, base_lr: float, run_dir: str
+    ):  # fmt: skip
         schedule = KarrasVE(SIGMA_MIN, SIGMA_MAX, RHO, sigma_data=net.sigma_data)
         device = next(net.parameters()).device
         self.net, self.base_lr = net, base_lr
         self.observer = Observer(
             config, schedule, net.img_channels, net.img_resolution, labels=net.label_dim, device=device, steps=steps
         )
-        self.loss_fn = RecordedLoss(loss_fn, net, self.observer)
+        self.guard = Guard(net.parameters, tuple, lambda: newest(run_dir))  # its loss, with u in it, has no scale
+        self.loss_fn = RecordedLoss(loss_fn, net, self.observer, self.guard)
 
     def step(self, lr: float) -> None:
         """D's step, at a rate that follows upstream's over its --lr. Frees the applied gradients first."""
@@ -209,7 +214,7 @@ class Session:
 
     def check(self, run_dir: str, nimg: int) -> None:
         """Stops a diverged run before it saves, and takes the seal off a checkpoint that is written again."""
-        stop_if_not_finite(self.net.parameters(), f"{nimg / 1000:g} kimg", lambda: newest(run_dir))
+        self.guard.check(f"{nimg / 1000:g} kimg")
         if rank() == 0:
             checkpoint(run_dir, nimg).unseal()
 
@@ -224,7 +229,8 @@ def session(
     """
     if ogdm is None:
         return None
-    made = Session(OGDMConfig.from_mapping(ogdm), net, loss_fn, total / batch, lr["ref_lr"])
+    folder.claim(run_dir)
+    made = Session(OGDMConfig.from_mapping(ogdm), net, loss_fn, total / batch, lr["ref_lr"], run_dir)
     if nimg:
         state = _read(checkpoint(run_dir, nimg))
         try:

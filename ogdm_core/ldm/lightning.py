@@ -23,11 +23,14 @@ import torch
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
 from pytorch_lightning.loggers.tensorboard import _TENSORBOARD_AVAILABLE
+from pytorch_lightning.trainer.states import TrainerStatus
 from pytorch_lightning.utilities import rank_zero_info, rank_zero_only, rank_zero_warn
 from pytorch_lightning.utilities.model_helpers import is_overridden
 from torch.utils._pytree import tree_map_only
 
-from .. import checkpoints, trust
+from .. import checkpoints, folder, trust
+from ..distributed import print_once
+from .resume import ExactResume
 
 # Options that 1.4 called differently. `gpus` and `accelerator` need more than a name: `translate`.
 RENAMED = {
@@ -125,12 +128,38 @@ class Trainer(pl.Trainer):
     def save_checkpoint(self, filepath, weights_only=None, storage_options=None) -> None:
         """2.x waits for all ranks here, upstream calls it on rank 0 only (USR1, errors, ctrl-C).
 
-        Lightning's own calls, which every rank makes, always say `weights_only`; upstream's never.
+        Lightning's own calls, which every rank makes, always say `weights_only`; upstream's never. Where our model
+        trains, upstream's wait for the end of the step, and a step that an error ended half done is not saved.
         """
-        if weights_only is not None or self.world_size == 1:
+        exact = self._exact()
+        if weights_only is not None:
+            return self._write(filepath, weights_only, storage_options)
+        if exact and self.state.status == TrainerStatus.RUNNING:
+            exact.wanted = filepath
+        elif exact and self.lightning_module.half_done:
+            print_once(f"the step was half done: {filepath} is not written, and what was saved before stays")
+        else:
+            self.save_alone(filepath)
+
+    def save_alone(self, filepath) -> None:
+        """By rank 0 without the others."""
+        with patch.object(self, "alone", self.world_size > 1), patch.object(self.strategy, "barrier"):
+            self._write(filepath)
+
+    def _write(self, filepath, weights_only=None, storage_options=None) -> None:
+        """2.x's; where our model trains, whole or not at all, and the file that it replaces stays beside it."""
+        if self._exact() is None or "://" in str(filepath):
             return super().save_checkpoint(filepath, weights_only, storage_options)
-        with patch.object(self, "alone", True), patch.object(self.strategy, "barrier"):
-            return super().save_checkpoint(filepath, weights_only, storage_options)
+        path = Path(filepath)
+        part = path.with_name(f".{path.name}.{os.getpid()}.part")
+        super().save_checkpoint(part, weights_only, storage_options)
+        if self.is_global_zero:
+            folder.keep_previous(path)
+            os.replace(part, path)
+
+    def _exact(self) -> ExactResume | None:
+        """The callback of our model, which brings it."""
+        return next((c for c in self.callbacks if isinstance(c, ExactResume)), None)
 
     @property
     def root_gpu(self) -> int | None:

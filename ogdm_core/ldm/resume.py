@@ -8,15 +8,17 @@
     EMA             a checkpoint written at the end of a batch (`every_n_train_steps`) comes before
                     that batch's EMA update
 
-Gradients of an unfinished accumulation are not kept: resume is exact from optimiser steps.
+Gradients of an unfinished accumulation are not kept: resume is exact from optimiser steps. Upstream saves in the middle
+of a step when a signal or an error comes: after a signal this callback saves at the step's end, where it is exact.
 """
 
 from typing import Any
 
 import pytorch_lightning as pl
 from lightning_fabric.utilities.data import _set_sampler_epoch
-from pytorch_lightning.utilities import rank_zero_warn
+from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 
+from .. import folder
 from ..distributed import gather
 from ..random import global_state, set_global_state
 
@@ -29,6 +31,8 @@ class ExactResume(pl.Callback):
     def __init__(self) -> None:
         self.epoch_began: dict[str, Any] = {}  # random state before the epoch's loader started
         self.saved: dict[str, Any] = {}  # from the checkpoint; empty once restored
+        self.stop = folder.Stop()
+        self.wanted: str | None = None  # a file that upstream asked for in the middle of a step
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Keeps the trainer at hand: `state_dict` is called without it."""
@@ -46,6 +50,7 @@ class ExactResume(pl.Callback):
             "batches": progress.processed,
             "ema_is_due": progress.processed > progress.completed,
             "epoch_is_over": progress.processed >= loop.max_batches,
+            "images": self._images(),
             "log_steps": [list(c.log_steps) for c in self._image_loggers()],
         }
 
@@ -59,8 +64,10 @@ class ExactResume(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Restores the middle of an epoch; the end of one waits for the next to begin."""
+        self.stop.listen()  # here, since Lightning has put its own handlers in place by now
         if not self.saved:
             return
+        folder.named(self.saved.get("images"), self._images())
         if len(self.saved["ranks"]) != trainer.world_size:
             rank_zero_warn(
                 f"the checkpoint has the random state of {len(self.saved['ranks'])} process(es), "
@@ -93,6 +100,33 @@ class ExactResume(pl.Callback):
                 iter(loop._data_fetcher)
         elif trainer.current_epoch > 0 and not loop.is_resuming:
             self.epoch_began = global_state()
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *batch: Any) -> None:
+        """Saves, where upstream or a signal has asked for it, at the end of an optimiser step."""
+        pl_module.half_done = False
+        if trainer.fit_loop._should_accumulate():
+            return
+        if self.wanted:
+            trainer.save_alone(self.wanted)
+            self.wanted = None
+        if self.stop.together(pl_module.device):
+            callback = trainer.checkpoint_callback
+            last = callback.format_checkpoint_name({}, callback.CHECKPOINT_NAME_LAST)
+            trainer.save_checkpoint(last, False)
+            rank_zero_info(f"stopped by a signal at step {trainer.global_step}; -r {last} continues from there")
+            raise SystemExit(folder.STOPPED)
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Hands signals back."""
+        self.stop.forget()
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """As above."""
+        self.stop.forget()
+
+    def _images(self) -> str:
+        sets = getattr(self.trainer.datamodule, "datasets", {})
+        return ", ".join(f"{name}: {len(images)} images" for name, images in sets.items())
 
     def _fast_forward(self, loop) -> None:
         """Starts the epoch's loader as it was started, and skips the batches already seen."""

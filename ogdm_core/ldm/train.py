@@ -20,7 +20,8 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from ..checkpoints import newest_whole, stop_if_not_finite
+from .. import folder
+from ..checkpoints import Guard, newest_whole
 from ..config import OGDMConfig
 from ..distributed import print_once
 from ..forward import Recorder, lr_scale
@@ -88,14 +89,20 @@ class ObservedModel(Upstream):
         super().__init__(*args, **kwargs)
         self.ogdm = config
         self.observer: Any = None  # an Observer from `setup` on
+        self.half_done = False  # whether the weights are a step ahead of D and of Lightning's counts
 
     def setup(self, stage: str) -> None:
         """Builds the observer, when the process group and the device are known."""
         if stage == "fit" and self.observer is None:
+            if logdir := getattr(self._trainer, "logdir", ""):  # upstream's main.py sets it
+                folder.claim(logdir)
+                folder.outlive_output()
+            folder.agree(self.ogdm.to_dict() | {"max_steps": getattr(self._trainer, "max_steps", 0)})
             self.observer = Observer(
                 self.ogdm, schedule_of(self), self.channels, self.image_size, classes_of(self), self.device,
                 steps=max(getattr(self._trainer, "max_steps", 0), 0),  # -1: no end
             )  # fmt: skip
+            self.guard = Guard(self.parameters, self._averages, self._good)
             print_once(f"OGDM: a new discriminator, {self.ogdm.to_dict()}")
 
     def configure_callbacks(self) -> list:
@@ -138,6 +145,7 @@ class ObservedModel(Upstream):
         seen = Recorder(self.apply_model)
         with patch.object(self, "apply_model", seen):  # upstream's loss calls it once
             loss, loss_dict = super().p_losses(x_start, cond, t, noise)
+        self.guard.count(loss)
         target = noise if self.parameterization == "eps" else x_start
         error = self.get_loss(seen.output.detach(), target, mean=False).flatten(1).mean(1)
         emission = self.observer.observe(
@@ -150,17 +158,20 @@ class ObservedModel(Upstream):
     def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure=None) -> None:
         """The denoiser's step, then D's, at a rate that follows the same schedule."""
         super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
+        self.half_done = True  # until `resume.ExactResume` finds the batch done
         self.observer.step(lr_scale(optimizer))
         step = self.global_step  # counted from 0; Lightning raises it after this hook
         if (step + 1) % self.trainer.log_every_n_steps == 0:
-            self._stop_if_not_finite()
+            self.guard.look(f"step {step}")
+            self.guard.check(f"step {step}")
             numbers = observed(self.observer) if self.global_rank == 0 else {}
             for logger in self.loggers if numbers else []:
                 logger.log_metrics(numbers, step=step)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """D beside what Lightning saves; not in checkpoints of weights alone."""
-        self._stop_if_not_finite()
+        if self.observer is not None:
+            self.guard.check(f"step {self.global_step}")
         if self.observer is not None and "optimizer_states" in checkpoint:
             checkpoint[CHECKPOINT_KEY] = self.observer.state_dict()
 
@@ -176,12 +187,13 @@ class ObservedModel(Upstream):
         if self.observer is not None and self.observer.total_steps:  # D may have begun after Lightning's step 0
             self.observer.total_steps -= checkpoint.get("global_step", 0) - self.observer.steps
 
-    def _stop_if_not_finite(self) -> None:
-        """Ends a run that diverged. SystemExit, since upstream saves after any Exception."""
+    def _averages(self) -> list[Tensor]:
+        """The EMA's weights, which are buffers; beside them are counts."""
+        return [b for b in self.model_ema.buffers() if b.is_floating_point()] if self.use_ema else []
+
+    def _good(self) -> str:
         callback = getattr(self.trainer, "checkpoint_callback", None)
-        files = Path(getattr(callback, "dirpath", None) or ".").rglob("*.ckpt")
-        step = f"step {self.global_step}"
-        stop_if_not_finite(self.parameters(), step, lambda: newest_whole(files))
+        return newest_whole(Path(getattr(callback, "dirpath", None) or ".").rglob("*.ckpt"))
 
 
 def observed(observer: Observer) -> dict[str, float]:

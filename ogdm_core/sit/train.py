@@ -20,7 +20,7 @@ from torch.nn.functional import one_hot
 from torch.utils.data import Dataset, Sampler
 
 from .. import flags
-from ..checkpoints import differences, format_differences, stop_if_not_finite
+from ..checkpoints import Guard, differences, format_differences
 from ..config import OGDMConfig
 from ..distributed import print_once, rank, world
 from ..forward import Recorder, lr_scale
@@ -188,6 +188,7 @@ class Run:
             except ValueError as error:
                 raise SystemExit(f"error: --ckpt: {error}") from error
             print_once(f"OGDM: continues with its discriminator{f', other settings: {changed}' if changed else ''}")
+        self.guard = Guard(model.parameters, tuple, lambda: "the last checkpoint is good")
         model.y_embedder.embedding_table.register_forward_pre_hook(self._see_labels)
         self._losses, self._sample = transport.training_losses, transport.sample
         transport.training_losses, transport.sample = self._observed, self._draw
@@ -204,6 +205,7 @@ class Run:
         network, prediction = Recorder(model), self.args.prediction
         terms = self._losses(network, x_1, model_kwargs)
         time, noise, x_1 = self.drawn
+        self.guard.count(terms["loss"])
         t, classes = 1 - time, self.args.num_classes
         label = one_hot(self.labels, classes + 1)[:, :classes].float()  # a dropped label is none: zeros
         assert self.observer is not None
@@ -241,7 +243,7 @@ class Run:
     def check(self, model: torch.nn.Module, step: int) -> None:
         """Stops a run that diverged before it saves."""
         if self.observer is not None:
-            stop_if_not_finite(model.parameters(), f"step {step}", lambda: "the last checkpoint is good")
+            self.guard.check(f"step {step}")
 
     def save(self, path: str) -> None:
         """Writes `ogdm-*.pt` after upstream's checkpoint, as its seal."""

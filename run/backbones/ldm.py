@@ -120,7 +120,7 @@ class Ldm(Backbone):
                 f"{preset.name}=model.ckpt")  # fmt: skip
 
     def checkpoints_kept(self, preset: Preset) -> int:
-        return 4  # three, and the last
+        return 5  # three, the last and the one before it
 
     def small_training(self, scale: str, preset: Preset, init: str, size: int, rate: str) -> Flags:
         tuned = [str(FINETUNE)] if preset.training == "finetune" else []

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from ogdm_core.files import sha256
-from run.lock import exclusive
+from ogdm_core.lock import exclusive
 from run.provenance import ROOT
 
 from .sources import Source

@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from ogdm_core.cli import bar_interval
 from ogdm_core.files import atomic_write
-from run.lock import exclusive
+from ogdm_core.lock import exclusive
 
 from .features import Features
 from .metrics import RunningStatistics

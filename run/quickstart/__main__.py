@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ogdm_core.files import sha256
-from run.lock import exclusive
+from ogdm_core.lock import exclusive
 from run.presets import EXPERIMENTS
 from run.provenance import commit, versions
 from run.quickstart import report, score

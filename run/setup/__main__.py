@@ -11,7 +11,7 @@ from pathlib import Path
 if not __package__:  # run as a folder, `python run/setup`, so that no PYTHONPATH is needed
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from run.lock import exclusive  # noqa: E402
+from ogdm_core.lock import exclusive  # noqa: E402
 from run.provenance import ROOT  # noqa: E402
 from run.setup import Refusal, env, git, say, upstream  # noqa: E402
 from run.setup.patches import PatchError  # noqa: E402

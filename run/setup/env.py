@@ -17,7 +17,7 @@ import tomllib
 from collections import deque
 from pathlib import Path
 
-from run.lock import exclusive
+from ogdm_core.lock import exclusive
 from run.provenance import ROOT
 
 from . import Refusal, read_json_or_empty, say

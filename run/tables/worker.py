@@ -23,9 +23,9 @@ from typing import Any
 import psutil
 
 from ogdm_core.files import write_json
+from ogdm_core.lock import exclusive
 from run import backbones
 from run.launch import Command, Engine, newest
-from run.lock import exclusive
 from run.provenance import commit, versions
 
 from .jobs import read_json

@@ -180,7 +180,7 @@ def eps_agrees(runs: list[list[str]]) -> None:
 
         x_0, t = torch.randn(4, 3, 16, 16), torch.arange(4) * 3
         cond = {"y": torch.arange(4)} if args.class_cond else {}
-        observed = train.ObservedDiffusion(diffusion, Watch())
+        observed = train.ObservedDiffusion(diffusion, Watch(), argparse.Namespace(count=lambda loss: None))
         torch.manual_seed(3)
         with_term = observed.training_losses(model, x_0, t, model_kwargs=cond)
         torch.manual_seed(3)

@@ -46,12 +46,12 @@ def flip(images):
     return images.flip(3), torch.arange(len(images))[:, None] / 4
 
 
-def observed(projection="euler", gamma=0.1, fine_tuned=False, **settings):
+def observed(projection="euler", gamma=0.1, fine_tuned=False, run_dir=None, **settings):
     config = OGDMConfig(projection=projection, gamma=gamma, k=0.3, d_width=0.02, **settings)
     torch.manual_seed(0)
     net = Net()
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
-    session = train.Session(config, net, Loss(), optimizer, fine_tuned=fine_tuned)
+    session = train.Session(config, net, net, Loss(), optimizer, fine_tuned=fine_tuned, run_dir=run_dir)
     return session, net, session.loss_fn
 
 
@@ -164,7 +164,7 @@ def test_ds_rate_follows_upstreams_ramp_up():
 
 
 def test_without_ogdm_there_is_no_session():
-    assert train.session(None, Net(), Loss(), None, 0, None, None, 10) is None
+    assert train.session(None, Net(), Net(), Loss(), None, 0, None, None, 10, None, "") is None
     assert train.load_state(None, "training-state-000001.pt") is None
 
 
@@ -182,21 +182,22 @@ def test_a_run_continues_at_the_next_image_of_the_shuffled_order():
 @pytest.mark.parametrize("fine_tuned", [True, False])
 def test_a_state_file_brings_back_the_observer_and_that_the_run_is_a_fine_tune(tmp_path, fine_tuned):
     """Upstream sets the EMA's ramp-up for --transfer only, so a resumed fine-tune needs to know."""
-    session, net, loss_fn = observed(fine_tuned=fine_tuned)
+    session, net, loss_fn = observed(fine_tuned=fine_tuned, run_dir=str(tmp_path))
     loss_fn(net, *batch(), augment_pipe=flip)
     session.step()
     torch.save({}, tmp_path / "training-state-000002.pt")  # upstream's files
     (tmp_path / "network-snapshot-000002.pkl").write_bytes(pickle.dumps({}))
-    session.save(str(tmp_path), nimg=2000, tick=1, every=1, done=False)
+    session.save(nimg=2000, tick=1, every=1, done=False)
     noise = torch.rand(3)
     state = train.load_state({}, str(tmp_path / "training-state-000002.pt"))
     ogdm = session.observer.config.to_dict()
-    again = train.session(ogdm, net, Loss(), session.optimizer, 0, "snapshot.pkl", state, 10)
+    again = train.session(ogdm, net, net, Loss(), session.optimizer, 0, "snapshot.pkl", state, 10, str(tmp_path), "")
+    again.stop.forget()
     assert again.observer.total_steps == 10
     assert again.fine_tuned is fine_tuned
     assert again.resume(state) == (2000, 2) and again.observer.steps == 1
     assert torch.equal(torch.rand(3), noise)
-    again.check(str(tmp_path), nimg=2000)  # upstream may now write its files again
+    again.check(nimg=2000)  # upstream may now write its files again
     with pytest.raises(ValueError, match="ogdm-state-000002.pt is missing"):
         train.load_state({}, str(tmp_path / "training-state-000002.pt"))
 

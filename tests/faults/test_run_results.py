@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from ogdm_core.images import Images
+from ogdm_core.lock import exclusive
 from run.evaluate import classifier
-from run.lock import exclusive
 from run.quickstart import __main__ as quickstart
 from run.quickstart import report, score
 from run.quickstart.runner import Runner

@@ -409,14 +409,41 @@ def test_ldm_configs_name_known_classes_only(monkeypatch, trusted, home):
 # ---- a run that diverges: stopped, nothing lost -------------------------------------------------
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_weights_that_are_not_finite_end_the_run(value):
-    weights = [torch.ones(3), torch.ones(2, 2, dtype=torch.float16)]
-    checkpoints.stop_if_not_finite(weights, "step 3", lambda: "x")
-    weights[0][1] = value
+def _guard(weights: list, averages: list) -> checkpoints.Guard:
+    return checkpoints.Guard(lambda: weights, lambda: averages, lambda: "the last good one is x.pt")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 2e3, -1e30])
+@pytest.mark.parametrize("kind", ["weights", "averages"])
+def test_weights_that_diverged_end_the_run(kind, value):
+    parts = {"weights": [torch.ones(3), torch.ones(2, 2, dtype=torch.float16)], "averages": [torch.ones(3)]}
+    guard = _guard(**parts)
+    guard.count(torch.ones(2))
+    parts[kind][0][1] = 9e2
+    guard.check("step 2")
+    parts[kind][0][1] = value
     with pytest.raises(SystemExit) as end:
-        checkpoints.stop_if_not_finite(weights, "step 3", lambda: "the last good one is x.pt")
-    assert "step 3" in end.value.code and "the last good one is x.pt" in end.value.code
+        guard.check("step 3")
+    words = f"denoiser's {kind} reach" if abs(value) < float("inf") else f"denoiser's {kind} are not finite"
+    assert f"step 3 the {words}" in end.value.code and "the last good one is x.pt" in end.value.code
+
+
+@pytest.mark.parametrize("later, words", [
+    ([0.5, 2.0] * 20, ""), ([2.1e3] * 10, "loss is 2.1e"), ([float("nan")] * 4 + [1.0] * 6, ""),
+    ([float("nan")] * 5 + [1.0] * 5, "losses are not finite"),
+])  # fmt: skip
+def test_a_loss_that_diverged_ends_the_run(later, words):
+    guard = _guard([torch.ones(3)], [])
+    for _ in range(100):
+        guard.count(torch.tensor([0.001, 3.999]))
+        guard.look("step 1")
+    for loss in later:
+        guard.count(torch.tensor(loss))
+    if words:
+        with pytest.raises(SystemExit, match=words):
+            guard.look("step 2")
+    else:
+        guard.look("step 2")
 
 
 TINY = ["--data", "digits", "--channels", "8,8", "--batch-size", "4", "--steps", "6"]
@@ -431,7 +458,7 @@ def test_diffusers_stops_and_keeps_the_good_checkpoint(tmp_path, flags, every):
     good = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
     with pytest.raises(SystemExit) as end:
         trainer.main([*out, "--lr", "1e30", "--log-every", every])
-    assert "weights are not finite" in str(end.value.code)
+    assert "the training diverged" in str(end.value.code)
     assert str(tmp_path / "checkpoint.pt") in str(end.value.code)
     left = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
     log = left.pop(tmp_path / "log.jsonl")  # goes on to the last step whose weights were finite
@@ -505,9 +532,9 @@ def test_diffusers_looks_at_the_average_that_it_exports(tmp_path):
     args = trainer.parser().parse_args(["--output", str(tmp_path), *TINY])
     run = train.Trainer(args)
     run.ema.shadow_params[0][0] = torch.nan
-    with pytest.raises(SystemExit, match="weights are not finite"):
+    with pytest.raises(SystemExit, match="averages are not finite"):
         run.save()
-    assert not list(tmp_path.iterdir())
+    assert [p.name for p in tmp_path.iterdir()] == [".training.lock"]
 
 
 def test_adm_looks_at_the_averages_that_it_saves(patched):
@@ -517,12 +544,12 @@ def test_adm_looks_at_the_averages_that_it_saves(patched):
         "master = types.SimpleNamespace(master_params=[torch.ones(2)])\n"
         "loop = types.SimpleNamespace(mp_trainer=master, step=3, resume_step=0, ema_rate=[0.9],\n"
         "    ema_params=[[torch.full((2,), torch.nan)]])\n"
-        "train.ObservedLoop._stop_if_not_finite(loop)\n"
+        "train.ObservedLoop._guard(loop).check('step 3')\n"
     )
     env = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
     line, where = [sys.executable, "-c", code], patched("guided-diffusion")
     done = subprocess.run(line, cwd=where, env=env, capture_output=True, text=True)
-    assert done.returncode == 1 and "at step 3 the denoiser's weights are not finite" in done.stderr, done.stderr
+    assert done.returncode == 1 and "at step 3 the denoiser's averages are not finite" in done.stderr, done.stderr
 
 
 def _without(name: str):

@@ -67,7 +67,7 @@ def test_adm_stops_when_it_diverges_and_keeps_what_is_good(adm):
     good = contents(folder, "*.pt")
     more = ["--lr", 1e30, "--lr_anneal_steps", 20, "--log_interval", 50]
     again, _ = adm("diverges", *more, "--resume_checkpoint", folder / "model000002.pt")
-    assert again.returncode == 1 and "weights are not finite" in again.stderr
+    assert again.returncode == 1 and "the training diverged" in again.stderr
     assert "newest complete checkpoint is" in again.stderr
     now = contents(folder, "*.pt")
     assert {path: now[path] for path in good} == good
@@ -98,7 +98,7 @@ def test_edm_stops_when_it_diverges_and_keeps_what_is_good(edm):
     state = f"--resume={run / 'training-state-000002.pt'}"
     done = train("--duration=0.008", "--lr=1e30", state)
     assert done.returncode == 1, done.stderr[-3000:]
-    assert "losses are not finite" in done.stdout and "training-state-000002.pt" in done.stdout
+    assert "the training diverged" in done.stdout and "training-state-000002.pt" in done.stdout
     assert contents(run, "*.pt", "*.pkl") == good
 
 
@@ -146,9 +146,10 @@ def test_ldm_stops_when_it_diverges_and_keeps_what_is_good(ldm):
     done = train("-r", run, "--max_steps", 20, "model.params.scheduler_config.params.f_max=[1e32]",
                  "model.params.scheduler_config.params.f_min=[1e32]")  # fmt: skip
     assert done.returncode == 1, done.stdout[-2000:]
-    assert "weights are not finite" in done.stderr, done.stderr[-2000:]
+    assert "the training diverged" in done.stderr, done.stderr[-2000:]
     now = contents(run, "*.ckpt")
-    assert {p: now[p] for p in good if p.name != "last.ckpt"} == {p: good[p] for p in good if p.name != "last.ckpt"}
+    others = [p for p in good if not p.name.startswith("last")]
+    assert others and {p: now[p] for p in others} == {p: good[p] for p in others}
     for path in now:
         saved = torch.load(path, weights_only=True)
         assert all(v.isfinite().all() for v in saved["state_dict"].values() if v.is_floating_point())

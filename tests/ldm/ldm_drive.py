@@ -3,7 +3,7 @@
 usage: ldm_drive.py STEPS.json LOGDIR, in the folder of a patched latent-diffusion
 
 A step is {"name", "argv"} and, to continue another run, {"copy"}: its folder is copied first; with
-{"exit"}, it must end with that status.
+{"exit"}, it must end with that status, message or error.
 "{NAME}" in an argument stands for the folder of the run of that name.
 """
 
@@ -32,8 +32,11 @@ def main() -> None:
         sys.modules.pop("main", None)
         try:
             runpy.run_path(sys.argv[0], run_name="__main__")
-        except SystemExit as exit:
-            assert exit.code == step["exit"], exit.code
+        except BaseException as error:
+            code = str(getattr(error, "code", repr(error)))
+            if "exit" not in step or not code.startswith(step["exit"]):
+                raise
+            print(code, flush=True)
         _barrier()
         for found in logdir.glob(f"20*_{name}"):
             runs[name] = found

@@ -115,17 +115,30 @@ class Blocks(pl.LightningDataModule):
 
 
 class Interrupt(pl.Callback):
-    """Does `what` to the process after optimiser step `at`: "error", "SIGINT" or "SIGUSR1"."""
+    """A fault after optimiser step `at`, or (`middle`) in the middle of the next one, before its weights are changed.
 
-    def __init__(self, at: int, what: str):
-        self.at, self.what = at, what
+    what   a signal's name, "error", "half" (an error between the weights' step and D's) or "nan" (in the EMA)
+    """
 
-    def on_train_batch_end(self, trainer, *args):
+    def __init__(self, at: int, what: str, middle: bool = False):
+        self.at, self.what, self.middle = at, what, middle
+
+    def on_train_batch_end(self, trainer, pl_module, *args):
+        if not self.middle:
+            self._act(trainer, pl_module)
+
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+        if self.middle:
+            self._act(trainer, pl_module)
+
+    def _act(self, trainer, pl_module):
         if trainer.global_step != self.at:
             return
         if self.what == "error":
             raise RuntimeError("as the test asked for")
-        if self.what == "SIGINT":  # a shell's background jobs are started with it ignored
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-        if trainer.global_rank == 0:
+        if self.what == "half":
+            pl_module.observer.step = None
+        elif self.what == "nan":
+            next(b for b in pl_module.model_ema.buffers() if b.dim() > 1).view(-1)[0] = torch.nan
+        elif trainer.global_rank == 0:
             os.kill(os.getpid(), getattr(signal, self.what))

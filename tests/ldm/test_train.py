@@ -114,7 +114,7 @@ class Runs:
         export = [str(TESTS / "ldm_export.py"), last, str(folder / "export")]
         steps.append({"name": "export", "argv": export})
         cut = train("cut", paths["cut"], folder, "--max_epochs", "1", QUIET)
-        steps.append(cut | {"exit": 1})
+        steps.append(cut | {"exit": "130"})
         self.printed = drive(copy, steps, folder)
 
     def said(self, name: str) -> str:
@@ -214,10 +214,13 @@ def test_export_is_upstreams_layout_and_class(runs):
 
 def test_an_interrupted_run_leaves_a_checkpoint_to_continue_from(runs):
     """USR1 writes last.ckpt and training goes on; ctrl-C writes it again and stops."""
-    assert runs.said("cut").count("Summoning checkpoint.") == 2
-    assert [p.name for p in (runs["cut"] / "checkpoints").iterdir()] == ["last.ckpt"]
-    saved = load(runs["cut"])
-    assert saved["global_step"] == 3 and saved["ogdm"]["steps"] == 3
+    assert runs.said("cut").count("Summoning checkpoint.") == 1
+    assert "stopped by a signal at step 3" in runs.said("cut")
+    folder = runs["cut"] / "checkpoints"
+    assert {p.name for p in folder.iterdir()} == {"last.ckpt", "last.previous.ckpt"}
+    for name, step in (("last", 3), ("last.previous", 1)):
+        saved = load(runs["cut"], name)
+        assert saved["global_step"] == step and saved["ogdm"]["steps"] == step
 
 
 def test_two_gloo_processes_are_one_with_the_whole_batch(runs, patched):

@@ -85,8 +85,11 @@ class House:
 
     def _make_root(self) -> None:
         shutil.copytree(ROOT / "run" / "setup", self.root / "run" / "setup")
-        for name in ("__init__.py", "lock.py", "provenance.py"):  # all that run/setup imports
-            shutil.copy(ROOT / "run" / name, self.root / "run")
+        names = ("run/__init__.py", "run/provenance.py", "ogdm_core/__init__.py", "ogdm_core/__init__.pyi",
+                 "ogdm_core/lock.py")  # fmt: skip
+        (self.root / "ogdm_core").mkdir()
+        for name in names:  # all that run/setup imports
+            shutil.copy(ROOT / name, self.root / name)
         settings = ("path = third_party/widget", f"url = {URL}", "ignore = dirty", "extra = wid")
         (self.root / ".gitmodules").write_text("\n\t".join(['[submodule "third_party/widget"]', *settings]) + "\n")
         self.write_patch("train.py", TRAIN, {5: ["added to train"]})
@@ -94,7 +97,7 @@ class House:
         self.git("init", "-q", cwd=self.tmp / "house")
         self.git("update-index", "--add", "--cacheinfo", f"160000,{self.pin},third_party/widget")
         (self.root / ".gitignore").write_text(".setup/\n__pycache__/\n")
-        self.git("add", ".gitignore", ".gitmodules", "run", "patches")
+        self.git("add", ".gitignore", ".gitmodules", "run", "ogdm_core", "patches")
         self.git("commit", "-q", "-m", "house")
 
     def write_patch(self, path: str, old: str, added: dict, prose: str = REASON) -> Path:

@@ -1,0 +1,185 @@
+"""A run's folder, and how a run ends: the same for every trainer.
+
+claim           one trainer per folder; partial files of processes that died are removed
+agree           the ranks compare their settings
+fingerprint     which images a run trains on
+keep_previous   the checkpoint that is about to be replaced
+Stop            signals end a run after its step, on all ranks at the same one
+outlive_output  a lost or full stdout does not end a run
+"""
+
+import atexit
+import contextlib
+import hashlib
+import os
+import re
+import signal
+import sys
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from .checkpoints import differences, format_differences
+from .distributed import average, gather, print_once, rank, world
+from .lock import TakenError, take
+
+LOCK = ".training.lock"
+STOPPED = 130  # exit status of a run that a signal ended after its step
+_held: dict[Path, IO[str]] = {}
+
+
+def claim(folder: str | os.PathLike) -> None:
+    """Keeps every other trainer out of a run's folder until this process ends; all ranks call it.
+
+    Ends the command, exit code 1, where another one trains there. A folder in a bucket has no lock.
+    """
+    refusal = _claim(Path(folder).resolve()) if rank() == 0 and "://" not in str(folder) else ""
+    if refusal := gather(refusal)[0]:
+        raise SystemExit(f"error: {refusal}" if rank() == 0 else 1)
+
+
+def _claim(folder: Path) -> str:
+    """Why the folder cannot be had; empty if it is ours now."""
+    if folder in _held:
+        return ""
+    try:
+        _held[folder] = take(folder / LOCK)
+    except TakenError as holder:
+        return f"{holder} is training in {folder}; wait for its end, or give another folder"
+    except OSError as error:
+        print_once(f"{folder} has no lock ({error}): nothing keeps a second trainer out of it")
+        return ""
+    for part in folder.rglob(".*.part"):  # as `files.atomic_write` names them
+        match = re.fullmatch(r"\..+\.(\d+)\.part", part.name)
+        if match and not _alive(int(match[1])):
+            part.unlink(missing_ok=True)
+    return ""
+
+
+@atexit.register
+def release() -> None:
+    """Gives every folder back."""
+    while _held:
+        _held.popitem()[1].close()
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def agree(settings: Mapping[str, Any]) -> None:
+    """Ends the command, exit code 1, where a rank has other settings than rank 0; all ranks call it."""
+    ranks = gather(dict(settings))
+    differ = {r: format_differences(differences(ranks[0], theirs)) for r, theirs in enumerate(ranks)}
+    if words := "; ".join(f"rank {r} has other settings than rank 0: {words}" for r, words in differ.items() if words):
+        raise SystemExit(f"error: {words}; give all ranks the same command" if rank() == 0 else 1)
+
+
+def fingerprint(path: str | os.PathLike) -> str:
+    """The number of files in a folder or an archive, and a hash of their names and sizes.
+
+    Of an archive (zip, npz) the hash is of its members' contents, too. Empty where there is no such path.
+    """
+    path, digest = Path(path), hashlib.blake2b(digest_size=8)
+    if zipfile.is_zipfile(path) if path.is_file() else False:
+        with zipfile.ZipFile(path) as archive:
+            found = [f"{m.filename} {m.file_size} {m.CRC}" for m in archive.infolist()]
+    elif path.exists():
+        files = [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file() and p.name[0] != "."]
+        found = [f"{p.relative_to(path)} {p.stat().st_size}" for p in files]
+    else:
+        return ""
+    digest.update("\n".join(sorted(found)).encode(errors="surrogateescape"))
+    return f"{len(found)} files, {digest.hexdigest()}"
+
+
+def named(saved: str | None, now: str) -> None:
+    """Says where a run is continued on other data than it was saved with."""
+    if saved and now and saved != now:
+        print_once(f"the data has changed since the checkpoint: {saved} there, {now} here")
+
+
+def previous(path: Path) -> Path:
+    """Where the checkpoint before `path` is kept."""
+    return path.with_name(f"{path.stem}.previous{path.suffix}")
+
+
+def keep_previous(path: Path) -> None:
+    """Keeps the file at `path`, which is about to be replaced, until the next call.
+
+    It is a link: at every moment `path` is there. On a file system without links none is kept.
+    """
+    kept = previous(path)
+    part = kept.with_name(f".{kept.name}.{os.getpid()}.part")
+    with contextlib.suppress(OSError):
+        os.link(path, part)
+        os.replace(part, kept)
+
+
+class Stop:
+    """From `listen` on SIGINT, SIGTERM and a lost terminal (SIGHUP) are noted; a second one ends the process at once.
+
+    A trainer asks after every step, and saves and ends where it is to.
+    """
+
+    def __init__(self) -> None:
+        self.asked, self._pid = False, os.getpid()
+        self._before: dict[int, Any] = {}
+
+    def listen(self) -> "Stop":
+        """Takes the place of the handlers there are."""
+        heard = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as under nohup
+            heard.append(signal.SIGHUP)
+        self._before = {number: signal.signal(number, self._note) for number in heard}
+        return self
+
+    def forget(self) -> None:
+        """Puts them back."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: Any) -> None:
+        if os.getpid() != self._pid:  # a data worker, which ends with its trainer
+            return
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+
+    def together(self, device: torch.device | str = "cpu") -> bool:
+        """Whether a rank is to stop: the same answer on all of them."""
+        if world() == 1:
+            return self.asked
+        flag = torch.tensor(float(self.asked), device=device)
+        average([flag])
+        return bool(flag > 0)
+
+
+def outlive_output() -> None:
+    """From here on a stdout or stderr that is lost, or whose disk is full, is dropped; the run goes on."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None and not hasattr(stream, "outlives"):
+            stream.outlives = True  # type: ignore[union-attr]
+            for name in ("write", "flush"):
+                setattr(stream, name, _dropping(stream, getattr(stream, name)))
+
+
+def _dropping(stream: IO[str], call: Callable) -> Callable:
+    def act(*args: Any) -> Any:
+        try:
+            return call(*args)
+        except OSError:
+            with contextlib.suppress(OSError, AttributeError):  # what is left in its buffer goes there as well
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+            return len(args[0]) if args else None
+
+    return act

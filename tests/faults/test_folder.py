@@ -1,0 +1,275 @@
+"""A run's folder and the end of a run: `ogdm_core.folder`, and the trainer for diffusers models by it."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from ogdm_core import folder, sealed
+from ogdm_core.diffusers import __main__ as trainer
+from ogdm_core.diffusers import train
+from ogdm_core.images import ImageError
+from tests.core.toys import differences
+
+ROOT = Path(__file__).resolve().parents[2]
+TINY = ["--data", "digits", "--channels", "8,8", "--batch-size", "4", "--steps", "8", "--log-every", "4"]
+OGDM = ["--ogdm", "--ogdm-d-kind", "light"]
+ENV = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
+def python(code: str, *args: object, **options) -> subprocess.Popen:
+    line = [sys.executable, "-c", f"import os, signal, sys, time\nfrom ogdm_core import folder\n{code}"]
+    return subprocess.Popen([*line, *map(str, args)], env=ENV, text=True, **options)
+
+
+# ---- one trainer per folder ---------------------------------------------------------------------
+
+HOLD = "folder.claim(sys.argv[1])\nprint(os.fork(), flush=True)\ntime.sleep(600)"  # with a data worker, so to say
+
+
+def test_a_second_trainer_names_the_first_and_stops(tmp_path, capsys):
+    holder = python(HOLD, tmp_path, stdout=subprocess.PIPE)
+    worker = int(holder.stdout.readline()) or int(holder.stdout.readline())  # parent and child both print
+    try:
+        with pytest.raises(SystemExit) as end:
+            trainer.main(["--output", str(tmp_path), *TINY])
+        words = f"error: process {holder.pid} on {socket.gethostname()} is training in {tmp_path}; wait"
+        assert str(end.value.code).startswith(words) and not (tmp_path / "checkpoint.pt").exists()
+        holder.kill()
+        holder.wait()
+        os.kill(worker, 0)  # lives on, and keeps nobody out
+        assert trainer.main(["--output", str(tmp_path), *TINY, "--steps", "1"]) == 0
+    finally:
+        holder.kill()
+        os.kill(worker, signal.SIGKILL)
+
+
+def test_partial_files_of_dead_processes_are_removed(tmp_path):
+    dead = python("")
+    dead.wait()
+    names = [f".a.pt.{dead.pid}.part", f".b.pt.{os.getppid()}.part", ".c.part", f"d.{dead.pid}.part"]
+    for name in names:
+        (tmp_path / name).touch()
+    folder.claim(tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([folder.LOCK, *names[1:]])
+
+
+def test_a_folder_without_locks_is_said_to_be_one(tmp_path, monkeypatch, capsys):
+    def none(*args):
+        raise OSError("Function not implemented")
+
+    monkeypatch.setattr(folder, "take", none)
+    folder.claim(tmp_path)
+    assert "has no lock (Function not implemented)" in capsys.readouterr().out
+    folder.claim("gs://bucket/run")
+
+
+def test_ranks_with_other_settings_end_together(monkeypatch, tmp_path):
+    settings = {"steps": 4, "gamma": 0.1, "data": "digits"}
+    folder.agree(settings)
+    monkeypatch.setattr(folder, "gather", lambda mine: [mine, mine, mine | {"gamma": 5.0, "steps": 7}])
+    words = "rank 2 has other settings than rank 0: steps: 4 there, 7 here; gamma: 0.1 there, 5.0 here; give all ranks"
+    with pytest.raises(SystemExit, match=words):
+        folder.agree(settings)
+    monkeypatch.setattr(train.folder, "agree", lambda settings: {}[settings["steps"]])
+    with pytest.raises(KeyError, match="8"):  # it is called with what a run is known by
+        trainer.main(["--output", str(tmp_path / "out"), *TINY])
+
+
+# ---- which data ---------------------------------------------------------------------------------
+
+
+def test_data_is_known_by_names_sizes_and_what_archives_hold(tmp_path):
+    assert folder.fingerprint("digits") == ""
+    (tmp_path / "images" / "a").mkdir(parents=True)
+    seen = set()
+    for name, content in (("a/1.png", "x"), ("a/1.png", "xy"), ("2.png", "x"), (".hidden", "x")):
+        (tmp_path / "images" / name).write_text(content)
+        seen.add(folder.fingerprint(tmp_path / "images"))
+    assert len(seen) == 3 and {words.split(",")[0] for words in seen} == {"1 files", "2 files"}
+    for value in (0, 1):
+        np.savez(tmp_path / "a.npz", np.full((4, 8, 8, 1), value, np.uint8))
+        seen.add(folder.fingerprint(tmp_path / "a.npz"))
+    assert len(seen) == 5
+
+
+def test_other_data_under_the_same_name_is_named(tmp_path, capsys):
+    path, out = tmp_path / "a.npz", ["--output", str(tmp_path / "out"), *TINY]
+    for count, steps in ((8, 1), (8, 2), (9, 3)):
+        np.savez(path, np.full((count, 8, 8, 1), 7, np.uint8))
+        trainer.main([*out, "--data", str(path), "--steps", str(steps)])
+        said = capsys.readouterr().out
+        assert ("continuing with other settings: images: 1 files, " in said) is (steps == 3)
+
+
+# ---- checkpoints --------------------------------------------------------------------------------
+
+
+def test_the_checkpoint_before_the_last_one_is_kept_and_offered(tmp_path, refused):
+    out = ["--output", str(tmp_path), *TINY, "--save-every", "2"]
+    trainer.main([*out, "--steps", "6"])
+    before = tmp_path / "checkpoint.previous.pt"
+    assert torch.load(before, weights_only=True)["step"] == 4
+    (tmp_path / "checkpoint.pt").write_bytes(b"PK cut short")
+    with refused(f"checkpoint.pt is damaged.*the checkpoint before it is {before}, which can take its place"):
+        trainer.main(out)
+    before.rename(tmp_path / "checkpoint.pt")
+    assert trainer.main(out) == 0
+
+
+def test_weights_that_grow_without_end_replace_no_checkpoint(tmp_path):
+    """What diverges need not be NaN: weights of 1e30 are finite."""
+    out = ["--output", str(tmp_path), *TINY, *OGDM]
+    trainer.main([*out, "--steps", "2"])
+    good = (tmp_path / "checkpoint.pt").read_bytes()
+    with pytest.raises(SystemExit) as end:
+        trainer.main([*out, "--lr", "1e30", "--steps", "9", "--save-every", "3", "--log-every", "50"])
+    assert "at step 3 the denoiser's weights reach 1e+30, and" in end.value.code
+    assert (tmp_path / "checkpoint.pt").read_bytes() == good
+
+
+@pytest.mark.parametrize("change, words", [
+    ({"format": 2}, "ogdm.pt has format 2, and this version reads up to 1"),
+    ({"nimg": -5}, "ogdm.pt is at nimg -5"), ({"updates": -1}, "ogdm.pt is at updates -1"),
+])  # fmt: skip
+def test_states_that_cannot_be_read_are_refused(tmp_path, change, words):
+    torch.save({}, tmp_path / "model.pt")
+    checkpoint = sealed.Checkpoint(str(tmp_path), ["model.pt"], "ogdm.pt")
+    checkpoint.save({"nimg": 1, "updates": 1})
+    state = checkpoint.read()
+    sealed.save(f"{tmp_path}/ogdm.pt", state | change)
+    with pytest.raises(ValueError, match=words):
+        checkpoint.read()
+
+
+# ---- a run that ends before its time ------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The folder of a run that nothing stopped."""
+    out = tmp_path_factory.mktemp("whole")
+    assert trainer.main(["--output", str(out), *TINY, *OGDM]) == 0
+    return out
+
+
+def same(a: Path, b: Path) -> None:
+    """Weights, averages, optimisers, D and the log are equal to the bit."""
+    one, two = (torch.load(f / "checkpoint.pt", weights_only=True) for f in (a, b))
+    assert [name for name in one if differences(one[name], two[name])] == []
+    assert (a / "log.jsonl").read_text() == (b / "log.jsonl").read_text()
+
+
+def at_step(step: int, act) -> type:
+    """Images that do something when the batch of a step is asked for."""
+    batch, calls = train.data_sets.Images.batch, []
+
+    def acting(self, index):
+        calls.append(1)
+        if len(calls) == step:
+            act()
+        return batch(self, index)
+
+    return acting
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_costs_no_step_and_no_number(tmp_path, monkeypatch, whole, number, capsys):
+    out = ["--output", str(tmp_path), *TINY, *OGDM]
+    monkeypatch.setattr(train.data_sets.Images, "batch", at_step(6, lambda: os.kill(os.getpid(), number)))
+    assert trainer.main(out) == 130 and "stopped at step 6; the same command continues" in capsys.readouterr().out
+    monkeypatch.undo()
+    assert trainer.main(out) == 0
+    same(whole, tmp_path)
+
+
+@pytest.mark.parametrize("error", [ImageError("x.png cannot be read"), RuntimeError("another rank has gone")])
+def test_an_error_costs_no_step_and_no_number(tmp_path, monkeypatch, whole, error):
+    def fail():
+        raise error
+
+    out = ["--output", str(tmp_path), *TINY, *OGDM]
+    monkeypatch.setattr(train.data_sets.Images, "batch", at_step(6, fail))
+    with pytest.raises((SystemExit, RuntimeError)):
+        trainer.main(out)
+    monkeypatch.undo()
+    assert torch.load(tmp_path / "checkpoint.pt", weights_only=True)["step"] == 5
+    assert trainer.main(out) == 0
+    same(whole, tmp_path)
+
+
+def test_a_step_that_is_half_done_is_not_saved(tmp_path, monkeypatch):
+    def fail(self, scale):
+        raise RuntimeError("in D's step")
+
+    monkeypatch.setattr(train.Observer, "step", fail)
+    with pytest.raises(RuntimeError, match="in D's step"):
+        trainer.main(["--output", str(tmp_path), *TINY, *OGDM])
+    assert not (tmp_path / "checkpoint.pt").exists()
+
+
+def test_a_second_signal_ends_at_once_and_a_worker_hears_none():
+    stop = folder.Stop().listen()
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.asked and stop.together()
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGHUP)
+        stop._pid += 1
+        os.kill(os.getpid(), signal.SIGHUP)
+    finally:
+        stop.forget()
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+PRINTS = """folder.outlive_output()
+for i in range(3000):
+    print("step", i, flush=True)
+    print("step", i, file=sys.stderr)
+    time.sleep(0.001)
+open(sys.argv[1], "w").write("done")
+"""
+
+
+@pytest.mark.parametrize("kind", ["disk full", "reader gone"])
+def test_a_lost_output_ends_no_run(tmp_path, kind):
+    if kind == "disk full":
+        with open("/dev/full", "w") as full:
+            process = python(PRINTS, tmp_path / "done", stdout=full, stderr=full)
+    else:
+        process = python(PRINTS, tmp_path / "done", stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        assert process.stdout.readline() == "step 0\n"
+        process.stdout.close()
+    assert process.wait(120) == 0 and (tmp_path / "done").read_text() == "done"
+
+
+# ---- kill loops ---------------------------------------------------------------------------------
+
+LOOP = ["--data", "digits", "--channels", "8,8", "--batch-size", "4", *OGDM, "--save-every", "5", "--log-every", "7"]
+
+
+def few(*case):
+    """A case with one signal, and with twenty under --faults."""
+    return [pytest.param(*case, 1, id=f"{case[0]}-1"),
+            pytest.param(*case, 20, id=f"{case[0]}-20", marks=pytest.mark.faults)]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name, times", [
+    case for name in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP") for case in few(name)
+])  # fmt: skip
+def test_diffusers_ends_as_if_never_stopped(tmp_path, name, times):
+    steps = ["--steps", str(20 + 60 * times)]
+    assert trainer.main(["--output", str(tmp_path / "whole"), *LOOP, *steps]) == 0
+    line = [sys.executable, Path(__file__).with_name("kill_loop.py"), name, str(times), "0", tmp_path / "killed"]
+    done = subprocess.run([*line, *LOOP, *steps], env=ENV, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert int(done.stdout.splitlines()[-1]) > times / 4  # starts that had something to continue
+    same(tmp_path / "whole", tmp_path / "killed")
+    assert not list((tmp_path / "killed").rglob(".*.part"))
