@@ -115,16 +115,21 @@ class Edm(Torchrun):
 
     def unpack(self, state: dict[str, "Tensor"], kept: dict[str, str], checkpoint: Path, third_party: Path) -> None:
         """A snapshot, which --transfer reads."""
-        pickle = self._pickle(third_party)
-        from training import networks
-
+        pickle, net = self._pickle(third_party), self.build(state, kept, third_party)
         from ogdm_core.files import atomic_write
+
+        with atomic_write(checkpoint) as file:
+            pickle.dump({"ema": net}, file)
+
+    def build(self, state: dict[str, "Tensor"], kept: dict[str, str], third_party: Path):
+        """The network whose weights and constructor `pack` returned."""
+        self._pickle(third_party)
+        from training import networks
 
         name, args, keywords = json.loads(kept[CONSTRUCTOR])
         net = getattr(networks, name)(*args, **keywords).eval().requires_grad_(False)
         net.load_state_dict(state)
-        with atomic_write(checkpoint) as file:
-            pickle.dump({"ema": net}, file)
+        return net
 
     def _pickle(self, third_party: Path):
         """A pickle module that knows upstream's classes and refuses code."""

@@ -13,9 +13,10 @@ if not __package__:  # run as a folder, `python run/setup`, so that no PYTHONPAT
 
 from ogdm_core.lock import exclusive  # noqa: E402
 from run.provenance import ROOT  # noqa: E402
-from run.setup import Refusal, env, git, say, upstream  # noqa: E402
+from run.setup import Refusal, env, fork, git, say, upstream  # noqa: E402
+from run.setup.fork import export  # noqa: E402
 from run.setup.patches import PatchError  # noqa: E402
-from run.setup.upstream import State, Submodule, Unreachable, export, inspect, reverse  # noqa: E402
+from run.setup.upstream import State, Submodule, Unreachable, inspect, reverse  # noqa: E402
 
 REFUSED, UNREACHABLE = 1, 3
 
@@ -57,6 +58,11 @@ def parser() -> argparse.ArgumentParser:
         export: "write the edited submodule NAME back to patches/NAME",
     }.items():
         what.add_argument(f"--{command.__name__}", dest="command", action="store_const", const=command, help=text)
+    what.add_argument("--into", metavar="PATH", type=Path, help="add our lines to a clone or fork of NAME of yours; "
+                      "all of them, or none")  # fmt: skip
+    what.add_argument("--update", metavar="COMMIT", help="move NAME's pin to a commit, and the patches with it")
+    p.add_argument("--branch", action="store_true", help="leave the files alone and make a branch `ogdm` there, one "
+                   "commit per patch with its reason: of third_party/NAME, or with --into of PATH")  # fmt: skip
     # For run/lib.sh: NAMEs are extras here.
     what.add_argument("--print-python", action="store_true", help=argparse.SUPPRESS)
     p.add_argument("--no-env", action="store_true", help="leave the environment alone")
@@ -73,11 +79,21 @@ def main(argv: list[str] | None = None) -> int:
             print(env.ensure(args.names))
             return 0
         subs = upstream.select(args.names)
-        if args.command is export and len(args.names) != 1:
-            raise Refusal("--export takes one submodule, e.g. run/setup.sh --export edm")
+        one = next((name for name in ("into", "update", "branch") if vars(args)[name]), "")
+        one = "export" if args.command is export else one
+        if one and len(args.names) != 1:
+            raise Refusal(f"--{one} takes one submodule, such as edm, at the end of the line")
+        if args.branch and (args.command or args.update):
+            raise Refusal("--branch stands alone, or with --into PATH")
+        if args.into:
+            args.command = functools.partial(fork.into, root=args.into, as_branch=args.branch)
+        elif args.update:
+            args.command = functools.partial(fork.update, commit=args.update)
+        elif args.branch:
+            args.command = fork.branch_of_pin
         if args.command in (status, check):
             print(f"{'environment':<18} {env.describe()}")
-        with _alone() if args.command in (reverse, export) else contextlib.nullcontext():
+        with _alone() if args.command is reverse or one else contextlib.nullcontext():
             code = _each(subs, args.command or functools.partial(set_up, quiet=args.quiet))
         if not (code or args.command or args.no_env):
             python = env.ensure([sub.extra for sub in subs] if args.names else ["all"])

@@ -3,7 +3,7 @@
     python -m run.tables.baselines pack   edm network-snapshot-000320.pkl edm.safetensors
     python -m run.tables.baselines unpack edm edm.safetensors model.pkl
 
-Numbers are kept in half precision, which is enough to start a fine-tune from.
+Numbers are kept in half precision, which is enough to start a fine-tune from; run/export.sh keeps them as they are.
 """
 
 from pathlib import Path
@@ -17,6 +17,16 @@ from run import backbones
 from run.provenance import ROOT
 
 
+def pack(backbone: str, source: Path, target: Path, third_party: Path, half: bool = False) -> int:
+    """Writes the weights of a native checkpoint as safetensors; returns how many numbers they are."""
+    with reading(source):
+        state, kept = backbones.get(backbone).pack(source, third_party)
+    with atomic_write(target) as file:
+        plain = {n: v.detach() for n, v in state.items()}
+        file.write(save({n: (v.half() if half else v).contiguous() for n, v in plain.items()}, kept))
+    return sum(v.numel() for v in state.values())
+
+
 @errors_in_one_line()
 def main(argv: list[str] | None = None) -> None:
     """Converts one file."""
@@ -27,17 +37,14 @@ def main(argv: list[str] | None = None) -> None:
     p.add_argument("target", type=Path)
     p.add_argument("--third-party", type=Path, default=ROOT / "third_party", help="the codebases")
     args = p.parse_args(argv)
-    backbone = backbones.get(args.backbone)
     if args.way == "pack":
-        with reading(args.source):
-            state, kept = backbone.pack(args.source, args.third_party)
-        with atomic_write(args.target) as file:
-            file.write(save({n: v.detach().half().contiguous() for n, v in state.items()}, kept))
+        numbers = pack(args.backbone, args.source, args.target, args.third_party, half=True)
     else:
         packed, kept = read_safetensors(args.source)
         state = {n: v.float() for n, v in packed.items()}
-        backbone.unpack(state, kept, args.target, args.third_party)
-    print(f"{args.target}: {sum(v.numel() for v in state.values()):,} numbers")
+        backbones.get(args.backbone).unpack(state, kept, args.target, args.third_party)
+        numbers = sum(v.numel() for v in state.values())
+    print(f"{args.target}: {numbers:,} numbers")
 
 
 if __name__ == "__main__":

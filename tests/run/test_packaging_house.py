@@ -23,6 +23,7 @@ CORE = ROOT / "ogdm_core"
 BACKBONES = [file.parent.name for file in CORE.glob("*/__init__.py") if file.parent.name != "splice"]
 POSITIONALS = {  # what a script wants before its flags
     "evaluate.sh": ["a.npz", "b.npz"],
+    "export.sh": ["edm", "a.pkl", "b"],
     "figures.sh": ["grid", "--method", "A=b.npz"],
     "guidance.sh": ["train", "--data", "a", "--samples", "b.npz", "--output", "c"],
     "prepare_data.sh": ["cifar10", "a.tar.gz", "b"],

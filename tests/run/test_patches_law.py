@@ -4,6 +4,7 @@ Reading the files needs no submodule. Where one is here, its patches are also ap
 """
 
 import dataclasses
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -37,6 +38,10 @@ def offences(folder: Path) -> list[str]:
     """Everything in patches/NAME that breaks the law."""
     found = []
     for file in sorted(file for file in folder.rglob("*") if file.is_file()):
+        if file == folder / "places":  # hashes, which quote nothing
+            rows = file.read_text().splitlines()
+            found += [f"places: {row}" for row in rows if not re.fullmatch(r"[\w./-]+ \d+ \d+ [0-9a-f]{16}", row)]
+            continue
         try:
             patch = read(file)
         except PatchError as error:

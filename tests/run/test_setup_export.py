@@ -8,7 +8,7 @@ from tests.run.setup_house import MODEL, REASON, TRAIN, insert
 
 
 def patch_files(house) -> dict[str, str]:
-    return {file.name: file.read_text() for file in house.patches.iterdir()}
+    return {file.name: file.read_text() for file in house.patches.glob("*.patch")}
 
 
 def test_an_unchanged_tree_exports_to_the_same_bytes(patched_house):

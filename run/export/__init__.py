@@ -1,0 +1,1 @@
+"""Weights out into the world: safetensors, a diffusers folder, a model card."""
