@@ -50,7 +50,6 @@ FLAGS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-FLAGS["grid"] = FLAGS["discretization"]  # where --discretization is upstream's, on EDM
 SPELLINGS = {"discretization": ["--discretisation", "--grid"]}  # beside a flag's own
 
 
@@ -154,7 +153,7 @@ def click_options(
             return main(**kwargs)
 
         for name in reversed(names):
-            spec = dict(FLAGS[name])
+            spec = dict(FLAGS["discretization" if name == "grid" else name])  # the first is upstream's, on EDM
             if name == "sampler":
                 spec |= {"choices": samplers, "metavar": "|".join(samplers)}
             if choices := spec.pop("choices", None):

@@ -38,9 +38,9 @@ def parser() -> argparse.ArgumentParser:
         help="what to sample, and what to score against")
     add("--nfe", type=numbers(int, 1), default=[5, 10], metavar="N,...", help="network evaluations (default: 5,10)")
     add("--solvers", type=names(SOLVERS), default=list(SOLVERS), metavar="NAME,...",
-        help=f"of {', '.join(SOLVERS)} (default: all)")
+        help=f"of {', '.join(SOLVERS)} (default: all of them)")
     add("--grids", type=names(DISCRETISATIONS), default=list(DISCRETISATIONS), metavar="NAME,...",
-        help=f"of {', '.join(DISCRETISATIONS)} (default: all)")
+        help=f"of {', '.join(DISCRETISATIONS)} (default: all of them)")
     add("--names", metavar="NAME,NAME", help="of the models in the table (default: control,OGDM where there are two)")
     add("--count", type=number(int, 4), default=10_000, metavar="N", help="images per cell (default: %(default)s)")
     add("--seed", type=number(int, 0, 2**63), default=0, metavar="N", help="of the noise (default: %(default)s)")

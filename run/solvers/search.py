@@ -55,7 +55,7 @@ def improve(
         noise = torch.randn(len(gaps), generator=generator, dtype=torch.float64)
         tried = gaps * (width * noise).exp()
         sigma = (levels[0] - torch.cat([torch.zeros(1), tried.cumsum(0)])).clamp(min=lowest).exp()
-        grid = schedule.ascending_levels(sigma.flip(0))[::-1]
+        grid = [times[0], *schedule.ascending_levels(sigma.flip(0))[-2::-1]]
         fell = all(t > u for t, u in pairwise(grid))
         found = distance(grid) if fell and grid != best else math.inf
         width *= 1.5 if found < least else 1.5**-0.25
