@@ -1,8 +1,11 @@
 """run/solvers.sh: each cell scored as run/evaluate.sh does, once; tables; grids of one's own; native checkpoints."""
 
+import contextlib
+import io
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -29,11 +32,17 @@ QUICK = [
 ]
 
 
-def solvers(out, *words, model=MODEL, ok=True):
-    command = [sys.executable, "-m", "run.solvers", str(model), str(words[0]), *QUICK, *map(str, words[1:])]
-    done = subprocess.run([*command, "--out", str(out)], capture_output=True, text=True, cwd=ROOT)
-    assert (done.returncode == 0) == ok, done.stderr
-    return done
+def solvers(out, *words, model=MODEL):
+    """What the command writes on stdout and stderr, and its exit status."""
+    from run.solvers.__main__ import main
+
+    said, errors = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(errors):
+        try:
+            status = main(list(map(str, [model, words[0], *QUICK, *words[1:], "--out", out])))
+        except SystemExit as stop:
+            status = stop.code
+    return SimpleNamespace(stdout=said.getvalue(), stderr=errors.getvalue(), status=status)
 
 
 # ---------------------------------------------------------------- the command
@@ -43,7 +52,9 @@ def solvers(out, *words, model=MODEL, ok=True):
 def scored(tmp_path_factory):
     pytest.importorskip("diffusers")
     out = tmp_path_factory.mktemp("solvers")
-    return out, solvers(out, "digits")
+    done = solvers(out, "digits")
+    assert done.status == 0, done.stderr
+    return out, done
 
 
 def test_every_solver_is_scored_on_every_grid(scored):
@@ -120,8 +131,8 @@ def test_wrong_words_are_one_line(capsys, words, message):
     (MODEL, ["--weights", "none.pth"], "--weights is for Inception"),
 ])  # fmt: skip
 def test_what_is_no_model_is_one_line(tmp_path, model, words, message):
-    error = solvers(tmp_path, "digits", *words, model=model, ok=False).stderr
-    assert message in error and error.count("\n") == 1
+    done = solvers(tmp_path, "digits", *words, model=model)
+    assert done.status == 2 and message in done.stderr and done.stderr.count("\n") == 1
 
 
 # ---------------------------------------------------------------- the tables
@@ -237,13 +248,14 @@ def test_native_checkpoints_are_sampled(patched, tmp_path, backbone, folder, pac
     subprocess.run([sys.executable, *unpack, "--third-party", str(third_party)], cwd=ROOT, check=True)
     if backbone == "ldm":
         subprocess.run([sys.executable, "-c", LDM, str(tmp_path), str(third_party)], cwd=ROOT, check=True)
-    place = ["--third-party", str(third_party)]
-    solvers(tmp_path / "out", "digits", *words, *place, model=checkpoint)
+    command = [sys.executable, "-m", "run.solvers", str(checkpoint), "digits", *QUICK, "--out", str(tmp_path / "out")]
+    command += ["--third-party", str(third_party)]
+    subprocess.run([*command, *words], cwd=ROOT, check=True)
     for path in (tmp_path / "out" / "samples").iterdir():
         with np.load(path) as archive:
             images = archive["arr_0"]
         assert images.shape == (32, 8, 8, 3) and images.std() > 60  # digits; noise that was not denoised is grey
         assert abs(float(images.mean()) - 78) < 25  # of the digits' own mean
     if backbone == "adm":
-        error = solvers(tmp_path / "out", "digits", *place, model=checkpoint, ok=False).stderr
-        assert "does not fit the network that --native describes" in error
+        wrong = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        assert wrong.returncode == 2 and "does not fit the network that --native describes" in wrong.stderr
