@@ -75,7 +75,8 @@ def picture(results: Mapping[str, Any], path: Path) -> Path:
     solvers = [name for name in SAMPLERS if any(row["solver"] == name for row in rows)]
     fig, axes = figure(1, len(models), size=(4.2 * len(models) + 1.8, 4.0), squeeze=False, sharey=True,
                        layout="constrained")  # fmt: skip
-    looks = {s: (PALETTE[i % len(PALETTE)], MARKERS[i % len(MARKERS)], "--" if i >= len(PALETTE) else "-")
+    n = len(PALETTE)
+    looks = {s: (PALETTE[i % n], MARKERS[(i + i // n) % len(MARKERS)], "--" if i >= n else "-")
              for i, s in enumerate(solvers)}  # fmt: skip
     for ax, model in zip(axes.flat, models, strict=True):
         for solver, (colour, marker, line) in looks.items():
@@ -93,4 +94,4 @@ def picture(results: Mapping[str, Any], path: Path) -> Path:
     keys = [Line2D([], [], color=c, marker=m, ls=ls, label=SAMPLERS[s].title) for s, (c, m, ls) in looks.items()]
     keys.append(Line2D([], [], color="black", marker="*", mfc="none", ms=11, ls="", label="the best"))
     fig.legend(handles=keys, loc="outside right center")
-    return save(fig, path, results["command"])
+    return save(fig, path, results["command"], small_print=False)
