@@ -6,6 +6,7 @@ from statistics import median
 from typing import Any
 
 from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator, NullLocator
 
 from ogdm_core.nfe import SAMPLERS
 from run.figures.style import MARKERS, PALETTE, figure, save
@@ -88,8 +89,9 @@ def picture(results: Mapping[str, Any], path: Path) -> Path:
             ax.plot(nfe, next(iter(by_cell(rows, model, nfe).values()))["fid"], "*", ms=13, mfc="none", mec="black")
         ax.set(title=model, xlabel="network evaluations", yscale="log")
         ax.set_xticks(nfes, [str(nfe) for nfe in nfes])
+        ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         ax.yaxis.set_major_formatter("{x:g}")
-        ax.yaxis.set_minor_formatter("{x:g}")
+        ax.yaxis.set_minor_locator(NullLocator())
     axes[0, 0].set_ylabel("FID, on each solver's best time grid")
     keys = [Line2D([], [], color=c, marker=m, ls=ls, label=SAMPLERS[s].title) for s, (c, m, ls) in looks.items()]
     keys.append(Line2D([], [], color="black", marker="*", mfc="none", ms=11, ls="", label="the best"))
