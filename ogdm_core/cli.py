@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
+from .grids import grid_option
 from .nfe import steps_for_nfe
 
 
@@ -63,6 +64,14 @@ def cells(text: str) -> list[tuple[str, int]]:
         words = f"{text!r}: {error}; give SAMPLER-NFE[,...], such as euler-5,s-pndm-10"
         raise argparse.ArgumentTypeError(words) from None
     return found
+
+
+def time_grid(text: str) -> str | dict[str, Any]:
+    """The type of a flag with a time grid: one of DISCRETISATIONS, or the content of a grid's file."""
+    try:
+        return grid_option(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 @contextlib.contextmanager

@@ -7,16 +7,18 @@ parsed, on every backbone.
 import argparse
 import functools
 import os
-from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Generator, Tensor
 
+from .cli import time_grid
 from .distributed import gather, print_once, rank
 from .files import atomic_write, check_writable
-from .nfe import DISCRETISATIONS, SAMPLERS, steps_for_nfe
+from .grids import check_solver, grid_option
+from .nfe import DISCRETISATIONS, RHOS, SAMPLERS, steps_for_nfe
 from .schedule import Schedule
 from .trust import trust_option
 
@@ -26,8 +28,15 @@ FLAGS: dict[str, dict[str, Any]] = {
                 "help": f"{', '.join(SAMPLERS)}; without it upstream's own sampler runs"},
     "nfe": {"type": int, "metavar": "INT",
             "help": f"network evaluations per image, with --sampler (default: {NFE})"},
-    "discretization": {"choices": tuple(DISCRETISATIONS), "metavar": "|".join(DISCRETISATIONS),
-                       "help": "spacing of the time steps, with --sampler (default: linear)"},
+    "discretization": {
+             "type": time_grid, "metavar": "NAME|FILE",
+             "help": f"time grid, with --sampler: {', '.join(DISCRETISATIONS)}, or a FILE of run/solvers.sh --search "
+                     "(default: linear; EDM: karras)"},
+    "rho": {"type": float, "metavar": "FLOAT",
+            "help": f"power of the time grid (default: {', '.join(f'{n} {rho:g}' for n, rho in RHOS.items())})"},
+    "order": {"type": int, "metavar": "INT",
+              "help": "order of ipndm (1 to 4), deis, dpmpp-3m, unipc-3 (1 to 3), dpmpp-2m, unipc (1 or 2) "
+                      "(default: the highest)"},
     "eta": {"type": float, "metavar": "FLOAT",
             "help": "noise of the stochastic sampler: 0 is euler, 1 is DDPM's (default: 1)"},
     "seed": {"type": int, "metavar": "INT",
@@ -41,7 +50,13 @@ FLAGS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-SPELLINGS = {"discretization": ["--discretisation"]}  # beside a flag's own
+SPELLINGS = {"discretization": ["--discretisation", "--grid"]}  # beside a flag's own
+
+
+def solver_of(values: Mapping[str, Any]) -> dict[str, Any]:
+    """How to sample, of the flags above, as `samplers.sample` takes it."""
+    grid = values["grid"] or "karras" if "grid" in values else values["discretization"]  # EDM's, and others'
+    return {name: values[name] for name in ("sampler", "nfe", "rho", "order")} | {"discretisation": grid}
 
 
 def check(values: MutableMapping[str, Any], our_flags: list[str], upstream_flags: list[str]) -> None:
@@ -71,10 +86,7 @@ def check(values: MutableMapping[str, Any], our_flags: list[str], upstream_flags
             raise ValueError(f"{', '.join(needy)} needs --sampler, as in --sampler euler --nfe 10")
         return
     values["nfe"] = NFE if values["nfe"] is None else values["nfe"]
-    try:
-        steps_for_nfe(values["sampler"], values["nfe"])
-    except ValueError as error:
-        raise ValueError(f"--nfe: {error}") from error
+    check_solver(**solver_of(values))
     if upstream_flags:
         raise ValueError(
             f"{', '.join(upstream_flags)} steers upstream's own sampler; leave it out with --sampler, "
@@ -116,6 +128,12 @@ def click_options(
     """The same as a decorator of a click command, for the samplers that it offers."""
     import click
 
+    def read_grid_flag(context: click.Context, parameter: click.Parameter, value: str | None) -> Any:
+        try:
+            return None if value is None else grid_option(value)
+        except ValueError as error:
+            raise click.BadParameter(str(error)) from error
+
     def decorate(main: Callable) -> Callable:
         @functools.wraps(main)
         def run(**kwargs: Any) -> Any:
@@ -126,6 +144,8 @@ def click_options(
                 chosen = [p for p in context.command.params if p.name in dests]
                 return [p.opts[0] for p in chosen if context.get_parameter_source(p.name) is typed]
 
+            if kwargs["sampler"] and not given(["rho"]):
+                kwargs["rho"] = None  # upstream's default is for its own time steps
             try:
                 check(kwargs, given(names), given(own))
             except ValueError as error:
@@ -133,23 +153,29 @@ def click_options(
             return main(**kwargs)
 
         for name in reversed(names):
-            spec = dict(FLAGS[name])
+            spec = dict(FLAGS["discretization" if name == "grid" else name])  # the first is upstream's, on EDM
             if name == "sampler":
                 spec |= {"choices": samplers, "metavar": "|".join(samplers)}
             if choices := spec.pop("choices", None):
                 spec["type"] = click.Choice(choices)
+            if spec.get("type") is time_grid:
+                spec |= {"type": str, "callback": read_grid_flag}
             run = click.option(f"--{name.replace('_', '-')}", **spec)(run)
         return trust_option(run)
 
     return decorate
 
 
-def check_grid(schedule: Schedule, sampler: str, nfe: int) -> None:
-    """Ends the script where the schedule has fewer times than the sampler takes steps."""
+def check_grid(schedule: Schedule, values: Mapping[str, Any]) -> None:
+    """Ends the script where the schedule has fewer times than the sampler takes steps, or other ones than a file."""
+    solver = solver_of(values)
+    steps, grid = steps_for_nfe(solver["sampler"], solver["nfe"]), solver["discretisation"]
+    own = isinstance(grid, Mapping)
     try:
-        schedule.times(steps_for_nfe(sampler, nfe))
+        schedule.times(steps, grid if own else None)
     except ValueError as error:
-        raise SystemExit(f"--nfe: {error}; give a lower one" if rank() == 0 else 2) from error
+        message = f"--grid: {error}" if own else f"--nfe: {error}; give a lower one"
+        raise SystemExit(message if rank() == 0 else 2) from error
 
 
 def normal(generators: Iterable[Generator], shape: Sequence[int]) -> Tensor:

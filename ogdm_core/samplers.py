@@ -2,18 +2,19 @@
 
 A sampler is a short generator over the times T = t_N > ... > t_0 = 0 that yields x after each
 step; all take the step of `solvers.step` and differ in the eps that they feed it. Cost for N steps
-in network evaluations (NFE): Heun 2N - 1, S-PNDM N + 1, F-PNDM N + 9, all others N.
+in network evaluations (NFE): Heun and DPM-Solver-2 2N - 1, S-PNDM N + 1, F-PNDM N + 9, all others N.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, overload
 
+import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from .nfe import steps_for_nfe
-from .schedule import Schedule, expand
+from .nfe import SAMPLERS, check_order, steps_for_nfe
+from .schedule import RHO, Schedule, expand, vp_time
 from .solvers import EpsFn, project, step
 
 Steps = Iterator[Tensor]
@@ -66,35 +67,105 @@ def f_pndm(eps_fn: EpsFn, x: Tensor, times: Sequence[Tensor], schedule: Schedule
         yield x
 
 
-def dpmpp_2m(eps_fn: EpsFn, x: Tensor, times: Sequence[Tensor], schedule: Schedule, correct: bool = False) -> Steps:
-    """DPM-Solver++(2M): order 2 in lambda_t = -log sigma_t, for D_t = x_t / a_t - sigma_t e_t.
+def dpm_2(eps_fn: EpsFn, x: Tensor, times: Sequence[Tensor], schedule: Schedule) -> Steps:
+    """DPM-Solver-2: eps = e_m at m, halfway in log sigma and reached by Euler; the last step is Euler's."""
+    for t, u in zip(times[:-1], times[1:], strict=True):
+        eps = eps_fn(x, t)
+        if bool((u > 0).any()):
+            middle = (schedule.sigma(t[:1]) * schedule.sigma(u[:1])).sqrt()
+            m = schedule.time_of(middle).to(t.dtype).expand(len(t))
+            eps = eps_fn(step(schedule, x, eps, t, m), m)
+        x = step(schedule, x, eps, t, u)
+        yield x
 
-    D_t is the data that the network predicts. A step from t to u over
-    h = lambda_u - lambda_t goes to the data
+
+def ipndm(eps_fn: EpsFn, x: Tensor, times: Sequence[Tensor], schedule: Schedule, order: int = 4) -> Steps:
+    """iPNDM: eps of Adams-Bashforth for even steps, (55 e_t - 59 e_1 + 37 e_2 - 9 e_3) / 24 at order 4.
+
+    The order rises from 1, one with each step.
+    """
+    known: list[Tensor] = []
+    for t, u in zip(times[:-1], times[1:], strict=True):
+        known = [*known[-order + 1 :], eps_fn(x, t)] if order > 1 else [eps_fn(x, t)]
+        past = [float(-i) for i in range(1, len(known))]
+        x = step(schedule, x, _through(known[::-1], past, [1 / (k + 1) for k in range(1, len(known))]), t, u)
+        yield x
+
+
+def deis(
+    eps_fn: EpsFn,
+    x: Tensor,
+    times: Sequence[Tensor],
+    schedule: Schedule,
+    order: int = 3,
+    clock: Callable[[Tensor], Tensor] = vp_time,
+) -> Steps:
+    """DEIS: eps is a polynomial in clock(sigma) through the last e, integrated exactly over sigma.
+
+    With VP's time as the clock it is tAB. The order, one more than the polynomial's degree, rises from 1.
+    """
+    sigmas = torch.stack([schedule.sigma(t[0]) for t in times]).cpu().double()
+    nodes, weights = (torch.from_numpy(a) for a in np.polynomial.legendre.leggauss(64))
+    known: list[Tensor] = []
+    for i, (t, u) in enumerate(zip(times[:-1], times[1:], strict=True)):
+        known = [eps_fn(x, t), *known[: order - 1]]
+        # Quadrature in v = sigma^(1 / RHO), in which every step is smooth.
+        v, w = sigmas[i + 1] ** (1 / RHO), sigmas[i] ** (1 / RHO)
+        at = (v + w + (w - v) * nodes) / 2
+        d_sigma = weights * RHO * at ** (RHO - 1)
+        now, ahead = clock(sigmas[i]), clock(at**RHO) - clock(sigmas[i])
+        scale = ahead.abs().max()
+        moments = [float((d_sigma * (ahead / scale) ** k).sum() / d_sigma.sum()) for k in range(1, len(known))]
+        past = [float((clock(sigmas[i - j]) - now) / scale) for j in range(1, len(known))]
+        x = step(schedule, x, _through(known, past, moments), t, u)
+        yield x
+
+
+def _through(known: Sequence[Tensor], nodes: Sequence[float], moments: Sequence[float]) -> Tensor:
+    """The mean over a step of the polynomial through known[0] at 0 and known[j] at nodes[j - 1].
+
+    moments   of s^1, s^2, ... over the step, one for each node
+    """
+    if not nodes:
+        return known[0]
+    vandermonde = np.array(nodes) ** np.arange(1, len(nodes) + 1)[:, None]
+    weights = np.linalg.solve(vandermonde, np.array(moments)).tolist()
+    return known[0] + sum(w * (e - known[0]) for w, e in zip(weights, known[1:], strict=True))
+
+
+def dpmpp(
+    eps_fn: EpsFn, x: Tensor, times: Sequence[Tensor], schedule: Schedule, order: int = 2, correct: bool = False
+) -> Steps:
+    """DPM-Solver++(2M) and (3M): multistep in lambda_t = -log sigma_t, for D_t = x_t / a_t - sigma_t e_t.
+
+    D_t is the data that the network predicts. A step from t to u over h = lambda_u - lambda_t goes at
+    order 2 to the data
 
         D = D_t + h / (2 h_prev) (D_t - D_prev),
 
-    the first and the last one to D_t. With `correct` it is UniPC: what is evaluated at the step's
-    end also corrects the step itself.
+    and at order 3 to those of the parabola through three of them (`_parabola`). The order rises from 1 and
+    falls to 1. With `correct` it is UniPC: what is evaluated at the step's end also corrects the step itself.
     """
     sigmas = [float(schedule.sigma(t[0])) for t in times]
     h = [math.log(now / after) for now, after in zip(sigmas[:-2], sigmas[1:-1], strict=True)]
     known: list[Tensor] = []  # D at the times so far
-    start = x  # of the step that led to x
+    start, before = x, 1  # of the step that led to x: where it began, its order
     for i, (t, u) in enumerate(zip(times[:-1], times[1:], strict=True)):
-        known = [*known[-2:], x / expand(schedule.a(t), x) - sigmas[i] * eps_fn(x, t)]
+        known = [*known[-3:], x / expand(schedule.a(t), x) - sigmas[i] * eps_fn(x, t)]
         if correct and i > 0:
-            x = _toward(schedule, start, _unic(known, h[:i]), times[i - 1], t)
-        d = known[-1]
-        if 0 < i < len(h):
+            x = _toward(schedule, start, _unic(known, h[:i], before), times[i - 1], t)
+        d, before = known[-1], min(order, i + 1, len(h) + 1 - i)
+        if before == 2:
             d = d + h[i] / (2 * h[i - 1]) * (d - known[-2])
+        elif before == 3:
+            d = _parabola(known, h[: i + 1], correct)
         start, x = x, _toward(schedule, x, d, t, u)
         yield x
 
 
-def unipc(eps_fn: EpsFn, x: Tensor, times: Sequence[Tensor], schedule: Schedule) -> Steps:
-    """UniPC-2 in its B_2 variant, with the data as prediction: DPM-Solver++(2M) and a corrector."""
-    return dpmpp_2m(eps_fn, x, times, schedule, correct=True)
+def unipc(eps_fn: EpsFn, x: Tensor, times: Sequence[Tensor], schedule: Schedule, order: int = 2) -> Steps:
+    """UniPC in its B_2 variant, with the data as prediction: DPM-Solver++ and a corrector."""
+    return dpmpp(eps_fn, x, times, schedule, order, correct=True)
 
 
 def _toward(schedule: Schedule, x: Tensor, d: Tensor, t: Tensor, u: Tensor) -> Tensor:
@@ -103,15 +174,36 @@ def _toward(schedule: Schedule, x: Tensor, d: Tensor, t: Tensor, u: Tensor) -> T
     return step(schedule, x, eps, t, u)
 
 
-def _unic(known: Sequence[Tensor], h: Sequence[float]) -> Tensor:
+def _exponential_moments(h: float) -> list[float]:
+    """Means of s, s^2, s^3 over a step in lambda of length h, s from 0 to 1, by which a step to the data weighs D."""
+    moments = [1.0]
+    for k in range(1, 4):  # by parts, from the weight h e^(h s) / (e^h - 1)
+        moments.append(1 / -math.expm1(-h) - k / h * moments[-1])
+    return moments[1:]
+
+
+def _parabola(known: Sequence[Tensor], h: Sequence[float], exact: bool) -> Tensor:
+    """The data D that the step of length h[-1] goes to, from the last three D.
+
+    UniPC takes the exact mean. DPM-Solver++(3M), as its authors wrote it, takes half of the second power's.
+    """
+    nodes = [-h[-2] / h[-1], -(h[-2] + h[-3]) / h[-1]]
+    first, second, _ = _exponential_moments(h[-1])
+    return _through(known[:-4:-1], nodes, [first, second if exact else second / 2])
+
+
+def _unic(known: Sequence[Tensor], h: Sequence[float], order: int = 2) -> Tensor:
     """The data D that UniC takes the step of length h[-1] to, from D at its end and before it.
 
     D = D_t + rho_1 (D_prev - D_t) / r + rho_2 (D_u - D_t), r = -h_prev / h, with the weights that
-    are exact for D up to the second power of lambda; the first step has rho_2 = 1/2 alone.
+    are exact for D up to the second power of lambda; order 1 has rho_2 = 1/2 alone, order 3 one D more.
     """
     d_t, d_u = known[-2:]
-    if len(h) == 1:
+    if order == 1:
         return (d_t + d_u) / 2
+    if order == 3:
+        nodes = [-h[-2] / h[-1], -(h[-2] + h[-3]) / h[-1], 1.0]
+        return _through([d_t, known[-3], known[-4], d_u], nodes, _exponential_moments(h[-1]))
     r, b = -h[-2] / h[-1], math.expm1(-h[-1])
     phi_1 = -b / h[-1] - 1
     b_1, b_2 = phi_1 / b, 2 * (-phi_1 / h[-1] - 0.5) / b
@@ -146,8 +238,8 @@ def stochastic(
 
 
 FUNCTIONS: dict[str, Callable[..., Steps]] = {
-    "euler": euler, "heun": heun, "s-pndm": s_pndm, "f-pndm": f_pndm, "dpmpp-2m": dpmpp_2m,
-    "unipc": unipc, "stochastic": stochastic,
+    "euler": euler, "heun": heun, "s-pndm": s_pndm, "f-pndm": f_pndm, "dpm-2": dpm_2, "dpmpp-2m": dpmpp,
+    "dpmpp-3m": dpmpp, "unipc": unipc, "unipc-3": unipc, "ipndm": ipndm, "deis": deis, "stochastic": stochastic,
 }  # fmt: skip
 
 
@@ -163,29 +255,48 @@ def sample(
     *,
     sampler: str = "euler",
     nfe: int = 10,
-    discretisation: str | None = None,
+    discretisation: str | Mapping[str, Any] | None = None,
+    rho: float | None = None,
+    order: int | None = None,
     eta: float = 1.0,
     generator: Generator | None = None,
     progress: bool = False,
     trajectory: bool = False,
+    callback: Callable[[Tensor], Any] | None = None,
 ) -> Tensor | list[Tensor]:
     """x_0 from x_T [N, ...] in `nfe` evaluations of `eps_fn(x [N, ...], t [N]) -> eps`.
 
-    x_T is noise at the schedule's own scale (`schedule.prior(torch.randn(...))`). `eta` and
-    `generator` are the stochastic sampler's. With `trajectory`, all N + 1 states are returned,
-    x_T first.
+    x_T is noise at the schedule's own scale (`schedule.prior(torch.randn(...))`). `discretisation` is one
+    of DISCRETISATIONS, or a grid's file as `grids.read_grid` reads it. `eta` and `generator` are the
+    stochastic sampler's. With `trajectory`, all N + 1 states are returned, x_T first. `callback` is given
+    the denoised estimate [N, ...] that each step's first evaluation makes.
     """
     steps = steps_for_nfe(sampler, nfe)
+    check_order(sampler, order)
     dtype = schedule.time_dtype(x_T.dtype)
-    times = [torch.full((len(x_T),), t, dtype=dtype, device=x_T.device) for t in schedule.times(steps, discretisation)]
+    grid = schedule.times(steps, discretisation, rho)
+    times = [torch.full((len(x_T),), t, dtype=dtype, device=x_T.device) for t in grid]
     extra: dict[str, Any] = {"eta": eta, "generator": generator} if sampler == "stochastic" else {}
-    states = FUNCTIONS[sampler](eps_fn, x_T, times, schedule, **extra)
+    if SAMPLERS[sampler].order:
+        extra = {"order": order or SAMPLERS[sampler].order}
+    first = True  # of a step's evaluations
+
+    def watched(x: Tensor, t: Tensor) -> Tensor:
+        nonlocal first
+        eps = eps_fn(x, t)
+        if first and callback is not None:
+            callback(step(schedule, x, eps, t, torch.zeros_like(t)))
+        first = False
+        return eps
+
+    states = FUNCTIONS[sampler](watched, x_T, times, schedule, **extra)
     if progress:
         from tqdm import tqdm  # not one of the core's packages
 
         states = tqdm(states, total=steps, desc=f"{sampler}, NFE {nfe}")
     path, x = [x_T], x_T
     for x in states:
+        first = True
         if trajectory:
             path.append(x)
     return path if trajectory else x

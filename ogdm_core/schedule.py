@@ -17,13 +17,18 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
-from .nfe import DISCRETISATIONS
+from .grids import fitting_times
+from .nfe import DISCRETISATIONS, RHOS, check_rho
 
-RHO = 7.0  # Karras et al.'s spacing of noise levels
+RHO = RHOS["karras"]  # Karras et al.'s spacing of noise levels
+LEVELS = ("karras", "polynomial", "logsnr", "uniform")  # the discretisations that space sigma, not t
+BETA_MIN, BETA_D = 0.1, 19.9  # VP's linear betas (DDPM's, in continuous time)
 
 
 def expand(v: Tensor, x: Tensor) -> Tensor:
@@ -116,24 +121,81 @@ class Schedule(ABC):
         """The dtype of times for images of the given dtype."""
 
     @abstractmethod
-    def ascending_times(self, steps: int, discretisation: str) -> list[float]:
-        """Times 0 = t_0 < t_1 < ... < t_N for N steps."""
+    def levels(self) -> tuple[float, float]:
+        """The lowest and the highest sigma that a network is asked at."""
 
-    def times(self, steps: int, discretisation: str | None = None) -> list[float]:
-        """Times t_N > ... > t_1 > t_0 = 0 for N steps, by one of DISCRETISATIONS."""
+    @abstractmethod
+    def time_of(self, sigma: Tensor) -> Tensor:
+        """The times [N] of noise levels sigma [N], or the nearest ones of a grid."""
+
+    @abstractmethod
+    def ascending_times(self, steps: int, discretisation: str) -> list[float]:
+        """Times 0 = t_0 < t_1 < ... < t_N for N steps, by a discretisation that is in t, not in sigma."""
+
+    def ascending_levels(self, levels: Tensor) -> list[float]:
+        """0 and the times of noise levels that rise, t_1 < ... < t_N."""
+        return [0.0, *self.time_of(levels).tolist()]
+
+    def times(
+        self, steps: int, discretisation: str | Mapping[str, Any] | None = None, rho: float | None = None
+    ) -> list[float]:
+        """Times t_N > ... > t_1 > t_0 = 0 for N steps, by one of DISCRETISATIONS or a grid's file (`grids.py`).
+
+        `rho` is the power of the discretisations in RHOS.
+        """
         discretisation = discretisation or self.spacing
+        if steps < 1:
+            raise ValueError(f"a sampler needs at least 1 step, got {steps}")
+        check_rho(discretisation, rho)
+        if not isinstance(discretisation, str):
+            whole = isinstance(self, DiscreteVP)
+            return fitting_times(discretisation, steps, type(self).__name__, self.T, whole)
         if discretisation not in DISCRETISATIONS:
             known = ", ".join(DISCRETISATIONS)
             raise ValueError(f"unknown discretisation {discretisation!r}; use one of {known}")
-        if steps < 1:
-            raise ValueError(f"a sampler needs at least 1 step, got {steps}")
+        if discretisation in LEVELS:
+            levels = sigmas(discretisation, steps, *self.levels(), self.power(discretisation, rho))
+            return self.ascending_levels(levels)[::-1]
         return self.ascending_times(steps, discretisation)[::-1]
+
+    def power(self, discretisation: str, rho: float | None) -> float:
+        """rho, or its default."""
+        return rho or RHOS.get(discretisation, 1.0)
 
 
 def karras_levels(low: float, high: float, tau: Tensor, rho: float = RHO) -> Tensor:
     """sigma(tau) = (low^(1/rho) + tau (high^(1/rho) - low^(1/rho)))^rho, for tau in [0, 1]."""
     first, last = low ** (1 / rho), high ** (1 / rho)
     return (first + tau * (last - first)) ** rho
+
+
+def vp_time(sigma: Tensor) -> Tensor:
+    """The t in [0, 1] at which VP's linear betas reach sigma: log(1 + sigma^2) = beta_d t^2 / 2 + beta_min t."""
+    return ((BETA_MIN**2 + 2 * BETA_D * (sigma**2).log1p()).sqrt() - BETA_MIN) / BETA_D
+
+
+def vp_sigma(t: Tensor) -> Tensor:
+    """The inverse of `vp_time`."""
+    return (BETA_D * t**2 / 2 + BETA_MIN * t).expm1().sqrt()
+
+
+def sigmas(discretisation: str, steps: int, low: float, high: float, rho: float) -> Tensor:
+    """N noise levels that rise to `high`, float64 [N]; the data follow below the first one.
+
+    karras       even in sigma^(1/rho) from low to high
+    polynomial   the same without `low`, in whose place the last step goes to the data
+    logsnr       even in log sigma, likewise
+    uniform      even in t^(1/rho) for the time t of VP's linear betas, likewise
+    """
+    if discretisation == "karras":
+        return karras_levels(low, high, _unit_interval(steps), rho)
+    tau = torch.arange(1, steps + 1, dtype=torch.float64) / steps
+    if discretisation == "polynomial":
+        return karras_levels(low, high, tau, rho)
+    if discretisation == "logsnr":
+        return low ** (1 - tau) * high**tau
+    first, last = vp_time(torch.tensor([low, high], dtype=torch.float64)).tolist()
+    return vp_sigma(karras_levels(first, last, tau, rho))
 
 
 def _unit_interval(steps: int) -> Tensor:
@@ -222,19 +284,24 @@ class DiscreteVP(Schedule):
     def time_dtype(self, dtype: torch.dtype) -> torch.dtype:
         return torch.int64
 
+    def levels(self) -> tuple[float, float]:
+        low, high = self.sigma(torch.tensor([1, self.T])).double().log().exp().tolist()
+        return low, high
+
+    def time_of(self, sigma: Tensor) -> Tensor:
+        """The whole t whose log sigma is the nearest."""
+        log_sigma = self.sigma(torch.arange(1, self.T + 1, device=sigma.device)).to(sigma.dtype).log()
+        return (sigma.log()[:, None] - log_sigma).abs().argmin(1) + 1
+
     def ascending_times(self, steps: int, discretisation: str) -> list[float]:
         """Whole t. linear and quadratic are DDIM's and PNDM's times, which the paper's tables use:
 
         linear      t_i = 1 + floor((i - 1) T / N)
         quadratic   t_i = 1 + floor(v_i^2), v_i = 0 ... sqrt(0.8 T) in even steps
         trailing    t_i = T i / N, rounded: the paper's appendix B, and diffusers' name for it
-        karras      the t whose log sigma is nearest to sigmas evenly spaced in sigma^(1/rho)
 
-        Times never repeat: one that would is the next t of the grid. A single step starts at T,
-        since from t = 1 it would return the noise.
+        A single step starts at T, since from t = 1 it would return the noise.
         """
-        if steps > self.T:
-            raise ValueError(f"{steps} steps do not fit on a grid of T = {self.T}")
         i = torch.arange(steps, dtype=torch.float64)
         if steps == 1:
             t = torch.tensor([self.T])
@@ -242,14 +309,19 @@ class DiscreteVP(Schedule):
             t = 1 + torch.arange(steps) * self.T // steps
         elif discretisation == "quadratic":
             t = 1 + (i * math.sqrt(0.8 * self.T) / (steps - 1)).square().floor()
-        elif discretisation == "trailing":
-            t = (self.T * ((i + 1) / steps)).round()
         else:
-            log_sigma = self.sigma(torch.arange(1, self.T + 1)).double().log()
-            low, high = float(log_sigma[0].exp()), float(log_sigma[-1].exp())
-            levels = karras_levels(low, high, _unit_interval(steps)).log()
-            t = (levels[:, None] - log_sigma).abs().argmin(1) + 1
+            t = (self.T * ((i + 1) / steps)).round()
+        return self._distinct(t)
+
+    def ascending_levels(self, levels: Tensor) -> list[float]:
+        return self._distinct(self.time_of(levels))
+
+    def _distinct(self, t: Tensor) -> list[float]:
+        """0 and the whole times t; one that would repeat is the next t of the grid."""
+        steps = len(t)
         grid: list[float] = [0]
+        if steps > self.T:
+            raise ValueError(f"{steps} steps do not fit on a grid of T = {self.T}")
         for n, time in enumerate(t.long().tolist(), start=1):
             grid.append(min(max(time, grid[-1] + 1), self.T - (steps - n)))
         return grid
@@ -286,15 +358,9 @@ class Continuous(Schedule):
         """At least single precision."""
         return torch.promote_types(dtype, torch.float32)
 
-    @abstractmethod
-    def karras_times(self, steps: int) -> Tensor:
-        """N times whose noise levels are evenly spaced in sigma^(1/rho), in float64."""
-
     def ascending_times(self, steps: int, discretisation: str) -> list[float]:
-        """linear and trailing t_i = T i / N; quadratic t_i = T (i / N)^2; karras, then 0."""
+        """linear and trailing t_i = T i / N; quadratic t_i = T (i / N)^2."""
         fraction = torch.arange(steps + 1, dtype=torch.float64) / steps
-        if discretisation == "karras":
-            return [0.0, *self.karras_times(steps).tolist()]
         return (self.T * (fraction**2 if discretisation == "quadratic" else fraction)).tolist()
 
 
@@ -344,8 +410,14 @@ class KarrasVE(Continuous):
     def network_time(self, u: Tensor) -> Tensor:
         return torch.where(u == 0, torch.full_like(u, self.sigma_min), u)
 
-    def karras_times(self, steps: int) -> Tensor:
-        return self.from_unit_time(_unit_interval(steps))
+    def levels(self) -> tuple[float, float]:
+        return self.sigma_min, self.sigma_max
+
+    def time_of(self, sigma: Tensor) -> Tensor:
+        return sigma
+
+    def power(self, discretisation: str, rho: float | None) -> float:
+        return rho or (self.rho if discretisation == "karras" else super().power(discretisation, rho))
 
 
 class RectifiedFlow(Continuous):
@@ -378,13 +450,14 @@ class RectifiedFlow(Continuous):
     def network_time(self, u: Tensor) -> Tensor:
         return u.clamp(min=self.least)
 
-    def karras_times(self, steps: int) -> Tensor:
-        """t = sigma / (1 + sigma), between the noise levels of t = least and t = 1 - least."""
+    def levels(self) -> tuple[float, float]:
+        """Those of t = least and t = 1 - least."""
         high = (1 - self.least) / self.least
-        sigma = karras_levels(1 / high, high, _unit_interval(steps))
-        times = sigma / (1 + sigma)
-        times[-1] = self.T
-        return times
+        return 1 / high, high
+
+    def time_of(self, sigma: Tensor) -> Tensor:
+        """t = sigma / (1 + sigma), and T from the highest level on."""
+        return torch.where(sigma < self.levels()[1] * (1 - 1e-6), sigma / (1 + sigma), self.T)
 
 
 class GVP(RectifiedFlow):
@@ -400,9 +473,10 @@ class GVP(RectifiedFlow):
     def b(self, t: Tensor) -> Tensor:
         return (t * (math.pi / 2)).sin()
 
-    def karras_times(self, steps: int) -> Tensor:
-        """t = (2 / pi) atan(sigma), between the noise levels of t = least and t = 1 - least."""
+    def levels(self) -> tuple[float, float]:
         high = 1 / math.tan(self.least * math.pi / 2)
-        times = karras_levels(1 / high, high, _unit_interval(steps)).atan() * (2 / math.pi)
-        times[-1] = self.T
-        return times
+        return 1 / high, high
+
+    def time_of(self, sigma: Tensor) -> Tensor:
+        """t = (2 / pi) atan(sigma), and T from the highest level on."""
+        return torch.where(sigma < self.levels()[1] * (1 - 1e-6), sigma.atan() * (2 / math.pi), self.T)

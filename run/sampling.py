@@ -1,6 +1,6 @@
-"""Samples of a model in diffusers' format, for whatever measures them or shows them."""
+"""Samples of a trained network, for whatever measures them or shows them."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from ogdm_core.guidance import Guide, gradient_plan, guided, guided_nfe, load_gu
 from ogdm_core.images import to_uint8
 from ogdm_core.random import generator_of
 from ogdm_core.samplers import sample
+from ogdm_core.schedule import Schedule
 from ogdm_core.solvers import EpsFn
 
 BATCH = 64  # images at once
@@ -32,32 +33,34 @@ def shape_of(config: Mapping[str, Any], file: str | Path) -> tuple[int, int, int
     return shape
 
 
-class Model:
-    """A model in diffusers' format, ready to be sampled: eps_theta and its schedule."""
+class Network:
+    """A trained network, ready to be sampled.
 
-    def __init__(self, path: str, device: str | None = None):
-        self.unet, scheduler = load_model(path)
-        self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        self.unet.to(self.device).eval()
-        self.schedule, self.kind = schedule_of(scheduler), scheduler.config.prediction_type
-        self.shape = shape_of(self.unet.config, f"{path}/unet/config.json")
+    schedule   of its noise
+    shape      (C, H, W) of x, which may be a latent
+    eps_of     its denoiser eps(x [N, ...], t [N]) for labels [N], None where it has no classes
+    decode     x [N, ...] to images in [-1, 1]
+    dtype      of x while it is sampled
+    """
+
+    def __init__(
+        self, schedule: Schedule, shape: tuple[int, int, int], eps_of: Callable[[Tensor | None], EpsFn],
+        device: str, classes: int = 0, decode: Callable[[Tensor], Tensor] = lambda x: x,
+        dtype: torch.dtype = torch.float32,
+    ):  # fmt: skip
+        self.schedule, self.shape, self.eps_fn, self.device = schedule, shape, eps_of, device
+        self.classes, self.decode, self.dtype = classes, decode, dtype
 
     def labels(self, count: int) -> Tensor | None:
         """[count]: image i is of class i mod classes; None for a model without classes."""
-        classes = self.unet.config.num_class_embeds or 0
-        return torch.arange(count, device=self.device) % classes if classes else None
+        return torch.arange(count, device=self.device) % self.classes if self.classes else None
 
-    def eps_fn(self, label: Tensor | None) -> EpsFn:
-        """The network as eps(x [N, ...], t [N])."""
-        return make_eps_fn(self.unet, self.schedule, self.kind, {"class_labels": label})
-
-    def draw(
-        self, noise: Tensor, sampler: str, nfe: int, *,
-        discretisation: str | None = None, guide: Guide | None = None, weight: float = 1.0,
-        batch: int = BATCH,
-    ) -> Tensor:  # fmt: skip
-        """Samples [N, C, H, W] in [-1, 1], on the CPU; `guide` corrects eps once per step."""
-        labels, parts = self.labels(len(noise)), []
+    def latents(
+        self, noise: Tensor, sampler: str, nfe: int, *, guide: Guide | None = None, weight: float = 1.0,
+        batch: int = BATCH, **solver: Any,
+    ) -> Iterator[Tensor]:  # fmt: skip
+        """x_0 [N, ...] of each batch; `guide` corrects eps once per step, `solver` is for `samplers.sample`."""
+        labels = self.labels(len(noise))
         for i in trange(
             0, len(noise), batch, desc=f"{sampler} {nfe}", unit="batch", leave=False, mininterval=bar_interval()
         ):
@@ -66,25 +69,47 @@ class Model:
             if guide is not None:
                 plan = gradient_plan(sampler, nfe)
                 eps_fn = guided(eps_fn, guide, self.schedule, weight, label, plan)
-            x = sample(
-                eps_fn, self.schedule.prior(noise[i : i + batch].to(self.device)), self.schedule,
-                sampler=sampler, nfe=nfe, discretisation=discretisation,
-                generator=generator_of("steps", i, device=self.device),
-            )  # fmt: skip
-            parts.append(x.clamp(-1, 1).cpu())
-        return torch.cat(parts)
+            x_T = self.schedule.prior(noise[i : i + batch].to(self.device, self.dtype))
+            yield sample(eps_fn, x_T, self.schedule, sampler=sampler, nfe=nfe,
+                         generator=generator_of("steps", i, device=self.device), **solver)  # fmt: skip
+
+    @torch.no_grad()
+    def draw(self, noise: Tensor, sampler: str, nfe: int, **options: Any) -> Tensor:
+        """Samples [N, C, H, W] in [-1, 1], on the CPU, by the options of `latents`."""
+        parts = self.latents(noise, sampler, nfe, **options)
+        return torch.cat([self.decode(x).clamp(-1, 1).float().cpu() for x in parts])
+
+
+def device_here() -> str:
+    """The GPU where there is one."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+class Model(Network):
+    """A model in diffusers' format."""
+
+    def __init__(self, path: str, device: str | None = None):
+        unet, scheduler = load_model(path)
+        device = device or device_here()
+        unet.to(device).eval()
+        schedule, kind = schedule_of(scheduler), scheduler.config.prediction_type
+
+        def eps_of(label: Tensor | None) -> EpsFn:
+            return make_eps_fn(unet, schedule, kind, {"class_labels": label})
+
+        shape = shape_of(unet.config, f"{path}/unet/config.json")
+        super().__init__(schedule, shape, eps_of, device, unet.config.num_class_embeds or 0)
 
 
 def draw_images(
     path: str, output: Path, count: int, sampler: str, nfe: int, seed: int = 0,
-    discretisation: str | None = None, guide: Path | None = None, weight: float = 1.0,
+    guide: Path | None = None, weight: float = 1.0, **solver: Any,
 ) -> None:  # fmt: skip
     """Writes `count` samples of the model at `path` to an npz, as an evaluator reads them."""
     model = Model(path)
     noise = torch.randn((count, *model.shape), generator=generator_of(seed, "samples"))
-    x = model.draw(noise, sampler, nfe, discretisation=discretisation,
-                   guide=load_guide(guide, model.device) if guide else None,
-                   weight=weight)  # fmt: skip
+    x = model.draw(noise, sampler, nfe, guide=load_guide(guide, model.device) if guide else None, weight=weight,
+                   **solver)  # fmt: skip
     label = model.labels(count)
     images = to_uint8(x).permute(0, 2, 3, 1).numpy()
     write_npz(str(output), images, None if label is None else label.cpu().numpy())

@@ -26,7 +26,7 @@ class Sampling:
         if args.clip_denoised is None:  # upstream's default, and the paper's for these two
             args.clip_denoised = args.sampler in (None, "euler", "stochastic")
         if args.sampler:
-            fewstep.check_grid(schedule_of(diffusion), args.sampler, args.nfe)
+            fewstep.check_grid(schedule_of(diffusion), vars(args))
             logger.log(
                 f"assuming --num_heads {args.num_heads}, --num_head_channels "
                 f"{args.num_head_channels}: weights of other heads load all the same, and sample "
@@ -37,7 +37,7 @@ class Sampling:
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
         """Adds the flags that the patched image_sample.py has more than upstream's."""
-        names = ("sampler", "nfe", "discretization", "eta", "seed")
+        names = ("sampler", "nfe", "discretization", "rho", "order", "eta", "seed")
         fewstep.add_arguments(parser, names, own=("timestep_respacing", "use_ddim"), eta=1.0)
         parser.add_argument("--num_classes", type=int, default=0, metavar="INT",
                             help="draw labels below this; upstream draws below 1000 on any data "
@@ -66,8 +66,7 @@ class Sampling:
         self.first += dist.get_world_size() * a.batch_size
         return sample(
             make_eps_fn(self.diffusion, model, model_kwargs or {}, clip=clip_denoised),
-            schedule.prior(noise), schedule, sampler=a.sampler, nfe=a.nfe,
-            discretisation=a.discretization, eta=a.eta, generator=generator,
+            schedule.prior(noise), schedule, **fewstep.solver_of(vars(a)), eta=a.eta, generator=generator,
         )  # fmt: skip
 
     def _generators(self, purpose: str) -> list[torch.Generator]:

@@ -1,7 +1,7 @@
 """Few-step sampling in NVlabs/edm2: what the patched generate_images.py calls."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
@@ -13,18 +13,18 @@ from ..denoiser import SIGMA_MAX, SIGMA_MIN, make_eps_fn
 from ..guidance import guided_evaluations
 from ..nfe import SAMPLERS
 from ..samplers import sample
-from ..schedule import RHO, KarrasVE
+from ..schedule import KarrasVE
 
 __all__ = ["generate_options", "prepare"]  # the patch's
 
 
 def generate_options(main: Callable) -> Callable:
-    """Adds `--sampler`, `--nfe` and `--npz` to upstream's command.
+    """Adds `--sampler`, `--nfe`, their kind and `--npz` to upstream's command.
 
     With guidance, its function gets in `nfe` the evaluations of the guided denoiser, each of which takes two networks'.
     """
     checked = fewstep.click_options(
-        ("sampler", "nfe", "npz"), own=("num_steps", "S_churn", "S_min", "S_max", "S_noise"),
+        ("sampler", "nfe", "grid", "order", "npz"), own=("num_steps", "S_churn", "S_min", "S_max", "S_noise"),
         samplers=tuple(name for name in SAMPLERS if name != "stochastic"),
     )(main)  # fmt: skip
 
@@ -46,9 +46,9 @@ def generate_options(main: Callable) -> Callable:
 
 def prepare(opts: dict[str, Any]) -> "Collection":
     """Takes our flags out of upstream's options; with --sampler, ours takes the place of its sampler."""
-    npz, sampler, nfe = (opts.pop(name) for name in ("npz", "sampler", "nfe"))
+    npz, sampler, nfe, grid, order = (opts.pop(name) for name in ("npz", "sampler", "nfe", "grid", "order"))
     if sampler:
-        opts["sampler_fn"] = functools.partial(few_steps, sampler=sampler, nfe=nfe)
+        opts["sampler_fn"] = functools.partial(few_steps, sampler=sampler, nfe=nfe, grid=grid, order=order)
     return Collection(npz, opts["seeds"])
 
 
@@ -75,9 +75,11 @@ def few_steps(
     *,
     sampler: str,
     nfe: int,
+    grid: str | Mapping[str, Any] | None = None,
+    rho: float | None = None,
+    order: int | None = None,
     sigma_min: float = SIGMA_MIN,
     sigma_max: float = SIGMA_MAX,
-    rho: float = RHO,
     guidance: float = 1.0,
     **own: Any,
 ) -> Tensor:
@@ -90,6 +92,6 @@ def few_steps(
         denoised = net(x, sigma, class_labels)
         return denoised if guidance == 1 else gnet(x, sigma, class_labels).lerp(denoised, guidance)
 
-    schedule = KarrasVE(sigma_min, sigma_max, rho)
+    schedule, solver = KarrasVE(sigma_min, sigma_max), {"discretisation": grid, "rho": rho, "order": order}
     eps_fn = make_eps_fn(denoise, labels)
-    return sample(eps_fn, schedule.prior(noise.double()), schedule, sampler=sampler, nfe=nfe)
+    return sample(eps_fn, schedule.prior(noise.double()), schedule, sampler=sampler, nfe=nfe, **solver)

@@ -23,7 +23,7 @@ from .train import classes_of, make_eps_fn, schedule_of
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags that the patched sample_diffusion.py has more than upstream's."""
-    names = ("sampler", "nfe", "discretization", "npz", "seed")
+    names = ("sampler", "nfe", "discretization", "rho", "order", "npz", "seed")
     fewstep.add_arguments(parser, names, own=("vanilla_sample", "custom_steps"), seed=0)
     parser.add_argument("--trust", action=TrustFlag)
 
@@ -95,7 +95,7 @@ def sample_images(
     """
     schedule, classes = schedule_of(model), classes_of(model)
     size = model.model.diffusion_model.image_size
-    fewstep.check_grid(schedule, opt.sampler, opt.nfe)
+    fewstep.check_grid(schedule, vars(opt))
     if model.cond_stage_model is not None and not classes:
         raise SystemExit(
             "--sampler: unconditional and class-conditional models only; for others call "
@@ -114,8 +114,7 @@ def sample_images(
                 key = model.cond_stage_model.key
                 cond = model.get_learned_conditioning({key: drawn.to(model.device)})
             z = sample(
-                make_eps_fn(model, cond), schedule.prior(noise), schedule, sampler=opt.sampler,
-                nfe=opt.nfe, discretisation=opt.discretization, eta=eta,
+                make_eps_fn(model, cond), schedule.prior(noise), schedule, **fewstep.solver_of(vars(opt)), eta=eta,
                 generator=generator_of(opt.seed, "z", first, device=model.device),
             )  # fmt: skip
             batch = fewstep.to_uint8(model.decode_first_stage(z))

@@ -37,7 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     parser.parse_known_args = parse_and_count  # type: ignore[method-assign]
     there = {action.dest for action in parser._actions}
-    fewstep.add_arguments(parser, ("sampler", "nfe", "discretization", "eta"), [n for n in OWN if n in there])
+    fewstep.add_arguments(
+        parser, ("sampler", "nfe", "discretization", "rho", "order", "eta"), [n for n in OWN if n in there]
+    )
 
 
 def fitting(model: Any, weights: dict[str, Tensor]) -> Any:
@@ -63,13 +65,12 @@ def sampler(upstream: Callable[..., Any], args: argparse.Namespace) -> Callable[
         return upstream
     schedule = schedule_of(args.path_type)
     args.num_sampling_steps, args.sampling_method = args.nfe, args.sampler
-    fewstep.check_grid(schedule, args.sampler, args.nfe)
+    fewstep.check_grid(schedule, vars(args))
     eta = 1.0 if args.eta is None else args.eta
 
     def few_steps(z: Tensor, network: Callable[..., Tensor], **cond: Any) -> list[Tensor]:
         cond["y"] = cond["y"].clamp(max=args.num_classes)  # upstream's null class is always 1000
         eps_fn = make_eps_fn(network, schedule, args.prediction)
-        return [sample(lambda x, t: eps_fn(x, t, cond), z, schedule, sampler=args.sampler, nfe=args.nfe,
-                       discretisation=args.discretization, eta=eta)]  # fmt: skip
+        return [sample(lambda x, t: eps_fn(x, t, cond), z, schedule, **fewstep.solver_of(vars(args)), eta=eta)]
 
     return few_steps

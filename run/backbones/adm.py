@@ -1,7 +1,7 @@
 """openai/guided-diffusion."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,8 @@ from .base import PYTHON, Backbone, Flags
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from run.sampling import Network
 
 MODEL = {
     "--num_channels": 128, "--num_res_blocks": 3, "--attention_resolutions": "16,8",
@@ -53,6 +55,8 @@ class Adm(Backbone):
     observed_checkpoint = "ogdm*.pt"
     samples = "samples_*.npz"
     checkpoint_gb = 1.2
+    suffix = ".pt"
+    needs_flags = True
     # --batch_size is per process; the whole batch is the preset's.
     not_in_key = frozenset({"--data_dir", "--init_checkpoint", "--batch_size", "--resume_checkpoint", "--model_path"})
     trainer_has_seed = False
@@ -96,6 +100,40 @@ class Adm(Backbone):
             "--seed": seed, "--sampler": sampler, "--nfe": nfe,
             "--discretization": discretisation_of(preset, sampler),
         }  # fmt: skip
+
+    def network(self, weights: Path, third_party: Path, native: Sequence[str], device: str) -> "Network":
+        """As the patched image_sample.py samples, predicted x_0 not clipped."""
+        from ogdm_core import trust
+        from ogdm_core.cli import Parser
+        from run.sampling import Network
+
+        self.put_on_path(third_party)
+        from guided_diffusion import script_util
+
+        from ogdm_core.adm.train import make_eps_fn, schedule_of
+
+        parser = Parser(prog="run/solvers.sh, --native")
+        known = script_util.model_and_diffusion_defaults()
+        script_util.add_dict_to_argparser(parser, known | {"num_classes": 0})
+        flags = vars(parser.parse_args(native))
+        classes = (flags["num_classes"] or script_util.NUM_CLASSES) if flags["class_cond"] else 0
+        model, diffusion = script_util.create_model_and_diffusion(**{name: flags[name] for name in known})
+        try:
+            model.load_state_dict(trust.load(weights, map_location="cpu", weights_only=True))
+        except RuntimeError as error:
+            raise ValueError(
+                f"{weights} does not fit the network that --native describes; give the flags of its training, "
+                f"as in --native '--image_size 32 --num_channels 128' ({str(error).splitlines()[-1].strip()})"
+            ) from error
+        if flags["use_fp16"]:
+            model.convert_to_fp16()
+        model.to(device).eval()
+
+        def eps_of(label: "Tensor | None") -> Any:
+            return make_eps_fn(diffusion, model, {} if label is None else {"y": label})
+
+        size = flags["image_size"]
+        return Network(schedule_of(diffusion), (3, size, size), eps_of, device, classes)
 
     def resumed(self, command: Command, folder: Path) -> Command | None:
         last = launch.newest(folder, self.observed_checkpoint if "--ogdm" in command.flags else self.checkpoint, True)

@@ -6,7 +6,7 @@ Needs the standard library only, so that command lines can be checked before any
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,8 @@ from run.presets import Preset
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from run.sampling import Network
 
 Flags = dict[str, Any]
 PYTHON = (sys.executable,)
@@ -39,6 +41,8 @@ class Backbone(ABC):
     observed_checkpoint = ""  # the same with --ogdm, where it is another
     samples = ""  # glob of the npz that sampling writes, where it is not samples.npz
     checkpoint_gb: float  # at the paper's size: network, EMA, two moments of Adam, and D with its own
+    suffix = ""  # of a file with weights that `network` reads; empty: its own script alone samples them
+    needs_flags = False  # that file does not say what the network is
     reads_urls = False  # its scripts download a checkpoint that is an URL
 
     presets: tuple[Preset, ...] = ()  # of a codebase that is not in the paper
@@ -115,6 +119,18 @@ class Backbone(ABC):
         self, preset: Preset, model: str, out: Path, sampler: str, nfe: int, images: int, seed: int
     ) -> tuple[str, Flags]:
         """The sampling script and its flags."""
+
+    def network(self, weights: Path, third_party: Path, native: Sequence[str], device: str) -> "Network":
+        """Trained weights, EMA where there is one, to be sampled in this process.
+
+        native   flags of the sampling script that say what the network is, where the file does not
+        """
+        raise NotImplementedError
+
+    def put_on_path(self, third_party: Path) -> None:
+        """Makes the codebase's modules importable."""
+        if (home := str(self.home(third_party).absolute())) not in sys.path:
+            sys.path.insert(0, home)
 
     @abstractmethod
     def resumed(self, command: Command, folder: Path) -> Command | None:

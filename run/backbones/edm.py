@@ -2,11 +2,10 @@
 
 import json
 import re
-import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from run import launch
 from run.launch import Command, Engine
@@ -16,6 +15,8 @@ from .base import PYTHON, Flags, Torchrun
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from run.sampling import Network
 
 PRETRAINED = "https://nvlabs-fi-cdn.nvidia.com/edm/pretrained/edm-cifar10-32x32-{}-vp.pkl"
 DUMPS = 20  # checkpoints per training; upstream's, every 25M images, come too seldom to resume
@@ -43,6 +44,7 @@ class Edm(Torchrun):
     checkpoint = "training-state-*.pt"
     observed_checkpoint = "ogdm-state-*.pt"
     checkpoint_gb = 1.2
+    suffix = ".pkl"
     reads_urls = True
     lacks = ("stochastic",)
     not_in_key = frozenset({"--outdir", "--data", "--transfer", "--resume", "--network", "--npz", "--guide",
@@ -75,6 +77,27 @@ class Edm(Torchrun):
             "--seeds": f"{seed * images}-{(seed + 1) * images - 1}", "--sampler": sampler, "--nfe": nfe,
             "--batch": 250, "--npz": f"{out}/samples.npz",
         }  # fmt: skip
+
+    def network(self, weights: Path, third_party: Path, native: Sequence[str], device: str) -> "Network":
+        """As the patched generate.py samples: in double precision."""
+        import torch
+
+        from ogdm_core.checkpoints import reading
+        from run.sampling import Network
+
+        pickle = self._pickle(third_party)
+        from ogdm_core.edm.train import SIGMA_MAX, SIGMA_MIN, make_eps_fn
+        from ogdm_core.schedule import KarrasVE
+
+        with reading(weights, "give a network-snapshot-*.pkl"), weights.open("rb") as file:
+            net = pickle.load(file)["ema"].to(device)
+
+        def eps_of(label: "Tensor | None") -> Any:
+            return make_eps_fn(net, None if label is None else torch.eye(net.label_dim, device=device)[label])
+
+        schedule = KarrasVE(max(SIGMA_MIN, net.sigma_min), min(SIGMA_MAX, net.sigma_max))
+        shape = (net.img_channels, net.img_resolution, net.img_resolution)
+        return Network(schedule, shape, eps_of, device, net.label_dim, dtype=torch.float64)
 
     def resumed(self, command: Command, folder: Path) -> Command | None:
         """Upstream, resumed after its end, would train one batch more and replace the final model."""
@@ -133,7 +156,7 @@ class Edm(Torchrun):
 
     def _pickle(self, third_party: Path):
         """A pickle module that knows upstream's classes and refuses code."""
-        sys.path.insert(0, str(self.home(third_party)))
+        self.put_on_path(third_party)
         from ogdm_core.edm import compat
 
         compat.install()

@@ -1,7 +1,7 @@
 """CompVis/latent-diffusion."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,8 @@ from .base import PYTHON, Backbone, Flags
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from run.sampling import Network
 
 HERE = Path(__file__).parent
 BASE = "configs/latent-diffusion/lsun_churches-ldm-kl-8.yaml"
@@ -37,6 +39,7 @@ class Ldm(Backbone):
     model = "model.ckpt"
     weights = checkpoint = "runs/*/checkpoints/last*.ckpt"
     checkpoint_gb = 5.5
+    suffix = ".ckpt"
     # The batch size is per process; the whole batch is the preset's.
     not_in_key = frozenset({
         "--gpus", "--num_nodes", "-l", "-r", "--npz", "data.params.batch_size", "model.target",
@@ -76,6 +79,42 @@ class Ldm(Backbone):
             "--discretization": discretisation_of(preset, sampler), "-l": f"{out}/images",
             "--npz": f"{out}/samples.npz",
         }  # fmt: skip
+
+    def network(self, weights: Path, third_party: Path, native: Sequence[str], device: str) -> "Network":
+        """As the patched sample_diffusion.py samples; x is a latent."""
+        from argparse import Namespace
+
+        from ogdm_core import trust
+        from run.sampling import Network
+
+        if problem := self.check_checkpoint(str(weights)):
+            raise ValueError(problem)
+        self.put_on_path(third_party)
+        from ogdm_core.ldm import compat
+
+        compat.install()
+        from omegaconf import OmegaConf
+
+        from ogdm_core.ldm.sample import configs_of, load_model_from_config
+        from ogdm_core.ldm.train import classes_of, make_eps_fn, schedule_of
+
+        beside = weights.with_name("config.yaml")
+        opt = Namespace(base=[str(beside)] if beside.is_file() else [], resume=str(weights))
+        config = OmegaConf.merge(*map(OmegaConf.load, configs_of(opt)))
+        state = trust.load(weights, map_location="cpu", weights_only=True)["state_dict"]
+        model = load_model_from_config(config.model, state).to(device)
+        if model.use_ema:
+            model.model_ema.copy_to(model.model)
+        if model.cond_stage_model is not None and not classes_of(model):
+            raise ValueError(f"{weights}: unconditional and class-conditional models only")
+
+        def eps_of(label: "Tensor | None") -> Any:
+            named = None if label is None else {model.cond_stage_model.key: label}
+            return make_eps_fn(model, named and model.get_learned_conditioning(named))
+
+        size = model.model.diffusion_model.image_size
+        return Network(schedule_of(model), (model.channels, size, size), eps_of, device, classes_of(model),
+                       decode=model.decode_first_stage)  # fmt: skip
 
     def resumed(self, command: Command, folder: Path) -> Command | None:
         last = launch.newest(folder, self.checkpoint, whole=True)

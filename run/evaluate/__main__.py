@@ -34,7 +34,8 @@ def main(argv: list[str] | None = None) -> int:
             evaluator.check(reference, samples, args)
             if args.model:
                 file = Path(folder, f"{args.sampler}-{args.nfe}.npz")
-                draw_images(str(args.samples), file, args.count, args.sampler, args.nfe, args.seed, args.discretisation)
+                draw_images(str(args.samples), file, args.count, args.sampler, args.nfe, args.seed,
+                            discretisation=args.discretisation, rho=args.rho, order=args.order)  # fmt: skip
                 samples = open_source(file)
             found = evaluator.evaluate(reference, samples, args)
     except KeyboardInterrupt:

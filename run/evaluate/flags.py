@@ -4,8 +4,9 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from ogdm_core.cli import Parser, number
-from ogdm_core.nfe import DISCRETISATIONS, SAMPLERS, steps_for_nfe
+from ogdm_core.cli import Parser, number, time_grid
+from ogdm_core.grids import check_solver
+from ogdm_core.nfe import DISCRETISATIONS, SAMPLERS
 
 DESCRIPTION = """\
 FID, precision and recall (k = 3) of samples against a reference.
@@ -16,7 +17,7 @@ read, too. The same command continues a run that was stopped. docs/evaluation.md
 TORCH, ADM = "torch", "adm"
 TORCH_ONLY = ("features", "batch", "device", "pr_images", "seed", "save_statistics", "floor")
 # The flags of a model that is sampled here, and their defaults.
-OF_MODEL = {"sampler": "euler", "nfe": 10, "discretisation": None, "count": 50_000}
+OF_MODEL = {"sampler": "euler", "nfe": 10, "discretisation": None, "rho": None, "order": None, "count": 50_000}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -30,8 +31,13 @@ def parser() -> argparse.ArgumentParser:
         help=f"of a model: {', '.join(SAMPLERS)} (default: {OF_MODEL['sampler']})")
     add("--nfe", type=number(int, 1), metavar="N",
         help=f"of a model: network evaluations (default: {OF_MODEL['nfe']})")
-    add("--discretisation", "--discretization", choices=DISCRETISATIONS, metavar="NAME",
-        help=f"of a model: time grid, {', '.join(DISCRETISATIONS)} (default: the model's own)")
+    add("--discretisation", "--discretization", "--grid", type=time_grid, metavar="NAME|FILE",
+        help=f"of a model: time grid, {', '.join(DISCRETISATIONS)}, or a FILE of run/solvers.sh --search (default: "
+        "the model's own)")
+    add("--rho", type=number(float, 1e-3), metavar="X",
+        help="of a model: power of the time grid karras, polynomial or uniform")
+    add("--order", type=number(int, 1), metavar="N",
+        help="of a model: order of a multistep solver (default: its highest)")
     add("--count", type=number(int, 4), metavar="N",
         help=f"of a model: images to draw (default: {OF_MODEL['count']})")
     add("--evaluator", choices=(TORCH, ADM), default=TORCH,
@@ -72,7 +78,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     if args.model:
         vars(args).update({name: getattr(args, name) or default for name, default in OF_MODEL.items()})
         try:
-            steps_for_nfe(args.sampler, args.nfe)
+            check_solver(args.sampler, args.nfe, args.discretisation, args.rho, args.order)
         except ValueError as error:
             p.error(str(error))
     given = [name for name in TORCH_ONLY if getattr(args, name) != p.get_default(name)]

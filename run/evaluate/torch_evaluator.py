@@ -59,7 +59,7 @@ def check(reference: Source, samples: Source, args: argparse.Namespace) -> None:
 def evaluate(reference: Source, samples: Source, args: argparse.Namespace) -> dict[str, Any]:
     """The numbers, in the features of the first net; those of further nets under `also`. None is what the inputs do
     not allow, and `notes` says why."""
-    found, *also = [_in_features_of(net, reference, samples, args) for net in _nets(args)]
+    found, *also = [in_features_of(net, reference, samples, args) for net in _nets(args)]
     if also:
         found["also"] = also
     if reference.images and samples.images:
@@ -72,15 +72,21 @@ def _nets(args: argparse.Namespace) -> list[str | None]:
     return args.features.split(",") if args.features else [None]
 
 
-def _in_features_of(
-    spec: str | None, reference: Source, samples: Source, args: argparse.Namespace
-) -> dict[str, Any]:  # fmt: skip
+def in_features_of(
+    spec: str | Features | None, reference: Source, samples: Source, args: argparse.Namespace, keep: bool = False
+) -> dict[str, Any]:
+    """The numbers in the features of one net, by its name or as it was loaded.
+
+    `keep` leaves the features of the samples in the cache, too.
+    """
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     cache = None if args.no_cache else args.cache
     sources = [reference, samples]
-    net = load_features(spec, args.weights, device, cache) if any(s.count for s in sources) else None
+    net = spec if isinstance(spec, Features) else None
+    if net is None and any(s.count for s in sources):
+        net = load_features(spec, args.weights, device, cache)
     options = {"keep": args.pr_images, "seed": args.seed, "batch": args.batch, "cache": cache}
-    real, fake = (features_of(s, net, **options, stay=s is reference) if s.count else None for s in sources)
+    real, fake = (features_of(s, net, **options, stay=keep or s is reference) if s.count else None for s in sources)
     notes = list(net.notes) if net else []
     if real and args.save_statistics:
         real[1].save(args.save_statistics)

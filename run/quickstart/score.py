@@ -24,7 +24,6 @@ from ogdm_core.diffusers.model import check_model
 from ogdm_core.files import atomic_write, check_writable, sha256, write_json
 from ogdm_core.nfe import DISCRETISATIONS
 from ogdm_core.samplers import sample
-from ogdm_core.solvers import step
 from run.evaluate import classifier as features
 from run.evaluate import metrics
 from run.sampling import BATCH, Model
@@ -53,15 +52,10 @@ def time_grids(text: str) -> dict[str, str]:
 
 def denoised(model: Model, noise: Tensor, discretisation: str) -> Tensor:
     """The estimates of x_0 that Euler's STEPS steps make on their way [N, STEPS, C, H, W]."""
-    schedule, estimates, network = model.schedule, [], model.eps_fn(model.labels(len(noise)))
-
-    def eps_fn(x: Tensor, t: Tensor) -> Tensor:
-        eps = network(x, t)
-        estimates.append(step(schedule, x, eps, t, torch.zeros_like(t)).clamp(-1, 1))
-        return eps
-
-    sample(eps_fn, schedule.prior(noise.to(model.device)), schedule, sampler="euler", nfe=STEPS,
-           discretisation=discretisation)  # fmt: skip
+    estimates: list[Tensor] = []
+    sample(model.eps_fn(model.labels(len(noise))), model.schedule.prior(noise.to(model.device)), model.schedule,
+           sampler="euler", nfe=STEPS, discretisation=discretisation,
+           callback=lambda x_0: estimates.append(x_0.clamp(-1, 1)))  # fmt: skip
     return torch.stack(estimates, 1).cpu()
 
 

@@ -260,7 +260,8 @@ def data(tmp_path_factory):
 
 
 ODD = words("--class_cond True --learn_sigma True --microbatch 2 --dropout 0.1 --use_fp16 True")
-SAMPLERS = {"euler": 5, "heun": 5, "s-pndm": 6, "f-pndm": 13, "dpmpp-2m": 5, "unipc": 5, "stochastic": 5}
+SAMPLERS = {"euler": 5, "heun": 5, "s-pndm": 6, "f-pndm": 13, "dpmpp-2m": 5, "unipc": 5, "stochastic": 5,
+            "dpm-2": 5, "dpmpp-3m": 5, "unipc-3": 5, "ipndm": 5, "deis": 5}  # fmt: skip
 LONGER = words("--lr_anneal_steps 60 --lr 3e-3 --ema_rate 0.9 --save_interval 99 --log_interval 99")
 RESUMED = words("""--class_cond True --dropout 0.1 --lr_anneal_steps 8 --use_fp16 True --ogdm_k 0.7
     --schedule_sampler loss-second-moment --noise_schedule cosine --diffusion_steps 3

@@ -1,10 +1,12 @@
+import itertools
 import math
 
 import pytest
 import torch
 
 from ogdm_core import DISCRETISATIONS, SAMPLERS, DiscreteVP, KarrasVE, sample, steps_for_nfe
-from ogdm_core.samplers import FUNCTIONS
+from ogdm_core.samplers import FUNCTIONS, deis
+from ogdm_core.schedule import vp_sigma, vp_time
 from tests.core.toys import SCHEDULES, Mixture, cosine_vp
 
 PAPER = [
@@ -16,7 +18,14 @@ PAPER = [
     ("dpmpp-2m", [(10, 10), (1, 1)]),
     ("unipc", [(10, 10), (2, 2)]),
 ]
-COSTS = [(sampler, nfe, steps) for sampler, pairs in PAPER for nfe, steps in pairs]
+OURS = [
+    ("dpm-2", [(11, 6), (1, 1)]),
+    ("dpmpp-3m", [(10, 10), (3, 3)]),
+    ("unipc-3", [(10, 10), (3, 3)]),
+    ("ipndm", [(10, 10), (2, 2)]),
+    ("deis", [(10, 10), (1, 1)]),
+]
+COSTS = [(sampler, nfe, steps) for sampler, pairs in PAPER + OURS for nfe, steps in pairs]
 
 
 def noise(n=16, dtype=torch.float64, seed=0):
@@ -70,7 +79,7 @@ def test_every_reachable_nfe_is_reached_and_no_other(sampler):
         else:
             assert net.calls == nfe
             hit.append(nfe)
-    expected = {"heun": range(1, 31, 2), "s-pndm": range(3, 31), "f-pndm": range(13, 31)}
+    expected = {"heun": range(1, 31, 2), "dpm-2": range(1, 31, 2), "s-pndm": range(3, 31), "f-pndm": range(13, 31)}
     assert hit == list(expected.get(sampler, range(1, 31)))
 
 
@@ -91,7 +100,7 @@ def test_times_fall_from_the_noise_to_the_data_without_repeating(kind, steps, di
     schedule = SCHEDULES[kind]()
     times = schedule.times(steps, discretisation)
     assert len(times) == steps + 1 and times[-1] == 0
-    if kind == "vp" and steps > 1 and discretisation not in ("trailing", "karras"):
+    if kind == "vp" and steps > 1 and discretisation in (None, "linear", "quadratic"):
         assert 500 < times[0] < 1000 and times[-2] == 1  # as in DDIM and PNDM
     else:
         assert times[0] == pytest.approx(schedule.T)
@@ -121,6 +130,41 @@ def test_karras_times_on_a_grid_are_the_nearest_noise_levels():
     wanted = torch.tensor(ve.times(10)[:-1], dtype=torch.float64)
     best = (wanted.log()[:, None] - sigma.log()).abs().min(1).values
     torch.testing.assert_close((vp.sigma(times[:-1]).log() - wanted.log()).abs(), best)
+
+
+def test_grids_that_end_at_the_data_in_place_of_the_lowest_level():
+    ve, vp = KarrasVE(0.002, 80.0), DiscreteVP.linear(1000)
+    roots = [80 ** (1 / 7) + i / 5 * (0.002 ** (1 / 7) - 80 ** (1 / 7)) for i in range(5)]
+    assert ve.times(5, "polynomial") == pytest.approx([*(r**7 for r in roots), 0], rel=1e-12)
+    assert ve.times(5, "polynomial", rho=1)[1:] == pytest.approx([64.0004, 48.0008, 32.0012, 16.0016, 0])
+    logs = [80 * (0.002 / 80) ** (i / 4) for i in range(4)]
+    assert ve.times(4, "logsnr") == pytest.approx([*logs, 0], rel=1e-12)
+    # Even in VP's own time, or in its root: what trailing and its square are on DDPM's betas, up to their rounding.
+    assert vp.times(4, "uniform", rho=1) == pytest.approx([1000, 750, 500, 250, 0], abs=3)
+    assert vp.times(4, "uniform") == pytest.approx([1000, 1000 * 9 / 16, 250, 1000 / 16, 0], abs=25)
+
+
+def test_vp_time_and_sigma_are_inverse_and_ddpms():
+    sigma = torch.tensor([0.002, 0.1, 1.0, 80.0], dtype=torch.float64)
+    torch.testing.assert_close(vp_sigma(vp_time(sigma)), sigma)
+    t = torch.tensor([100, 500, 1000])
+    found = vp_time(DiscreteVP.linear(1000).sigma(t))
+    torch.testing.assert_close(found, t / 1000, rtol=0, atol=5e-3, check_dtype=False)
+
+
+@pytest.mark.parametrize("kind", SCHEDULES)
+def test_the_time_of_a_level_is_the_one_that_has_it(kind):
+    schedule = SCHEDULES[kind]()
+    t = torch.tensor(schedule.times(5)[:-1], dtype=schedule.time_dtype(torch.float64))
+    torch.testing.assert_close(schedule.time_of(schedule.sigma(t)), t, check_dtype=False)
+
+
+@pytest.mark.parametrize("name", ["linear", "logsnr"])
+def test_a_grid_without_a_power_refuses_rho(name):
+    with pytest.raises(ValueError, match=f"{name} has no rho; leave it out, or name one of karras"):
+        KarrasVE().times(4, name, rho=3)
+    with pytest.raises(ValueError, match="rho = 0 is not allowed"):
+        KarrasVE().times(4, "karras", rho=0)
 
 
 @pytest.mark.parametrize("discretisation", DISCRETISATIONS)
@@ -170,12 +214,68 @@ def test_order_of_convergence_on_a_smooth_grid(grid, sampler, order):
     assert fine < (0.02 if order == 1 else 1e-3)
 
 
-@pytest.mark.parametrize(("sampler", "order"), [("dpmpp-2m", 2), ("unipc", 3)])
+@pytest.mark.parametrize(("sampler", "order"), [
+    ("dpmpp-2m", 2), ("unipc", 3), ("unipc-3", 4), ("dpm-2", 2), ("deis", 3), ("ipndm", 2), ("dpmpp-3m", 2),
+])  # fmt: skip
 def test_order_of_convergence_in_log_sigma(sampler, order):
-    # On a grid that is smooth in log sigma; UniPC's corrector adds one order.
+    # On a grid that is smooth in log sigma; UniPC's corrector adds one order. iPNDM's weights are for even steps,
+    # and DPM-Solver++(3M) takes half of the second difference.
     schedule = KarrasVE(1e-5, 20.0)
     coarse, fine = errors(sampler, schedule, "karras", (128, 256), schedule.prior(noise()))
-    assert math.log2(coarse / fine) == pytest.approx(order, abs=0.1)
+    assert math.log2(coarse / fine) == pytest.approx(order, abs=0.15)
+
+
+@pytest.mark.parametrize("order", [1, 2, 3, 4])
+def test_ipndm_converges_by_its_order_where_steps_are_even_in_sigma(order):
+    # Up to its first steps, whose order is lower: they start from the exact solution's path.
+    schedule, slopes = KarrasVE(1e-5, 2.0), []
+    for n in (64, 128):
+        path = sample(lambda x, t: t[:, None].exp(), torch.zeros(1, 1, dtype=torch.float64), schedule,
+                      sampler="ipndm", order=order, discretisation="linear", nfe=n, trajectory=True)  # fmt: skip
+        slopes.append(float(path[-1] - path[4]) - (math.exp(0) - math.exp(2 - 2 * 4 / n)))
+    assert math.log2(slopes[0] / slopes[1]) == pytest.approx(order, abs=0.15)
+
+
+ADAMS_BASHFORTH = {1: [1], 2: [3 / 2, -1 / 2], 3: [23 / 12, -16 / 12, 5 / 12],
+                   4: [55 / 24, -59 / 24, 37 / 24, -9 / 24]}  # fmt: skip
+
+
+@pytest.mark.parametrize("order", [1, 2, 3, 4])
+def test_ipndm_by_hand(order):
+    schedule = KarrasVE()
+    net, known, x = Mixture(schedule), [], schedule.prior(noise())
+    for t, u in itertools.pairwise(schedule.times(7)):
+        known = [net(x, torch.full((16,), t, dtype=torch.float64)), *known]
+        weights = ADAMS_BASHFORTH[min(order, len(known))]
+        x = x + (u - t) * sum(w * e for w, e in zip(weights, known, strict=False))
+    ours = sample(net, schedule.prior(noise()), schedule, sampler="ipndm", nfe=7, order=order)
+    torch.testing.assert_close(ours, x, rtol=0, atol=1e-9)
+
+
+def test_an_order_is_the_samplers_own_unless_it_is_given():
+    schedule = KarrasVE()
+
+    def run(sampler, order=None):
+        return sample(Mixture(schedule), schedule.prior(noise()), schedule, sampler=sampler, nfe=8, order=order)
+
+    for sampler in ("ipndm", "deis", "dpmpp-2m", "dpmpp-3m", "unipc", "unipc-3"):
+        assert torch.equal(run(sampler), run(sampler, SAMPLERS[sampler].order))
+        one = run(sampler, 1)
+        if not sampler.startswith("unipc"):  # which corrects
+            torch.testing.assert_close(one, run("euler"), rtol=0, atol=1e-9)
+    torch.testing.assert_close(run("dpmpp-3m", 2), run("dpmpp-2m"), rtol=0, atol=0)
+    torch.testing.assert_close(run("unipc-3", 2), run("unipc"), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("sampler", "order", "words"), [
+    ("ipndm", 5, "ipndm has no order 5; give 1 to 4"), ("unipc", 3, "unipc has no order 3; give 1 to 2"),
+    ("deis", 0, "deis has no order 0; give 1 to 3"), ("euler", 1, "euler has one order only; leave the order out, or"),
+])  # fmt: skip
+def test_a_wrong_order_is_named(sampler, order, words):
+    net = Mixture(KarrasVE())
+    with pytest.raises(ValueError, match=words):
+        sample(net, noise(), KarrasVE(), sampler=sampler, nfe=5, order=order)
+    assert net.calls == 0
 
 
 @pytest.mark.parametrize(("sampler", "degree"), [("euler", 0), ("heun", 1), ("s-pndm", 1), ("f-pndm", 3)])
@@ -232,15 +332,20 @@ def test_euler_and_stochastic_are_diffusers_ddim(sampler, nfe, eta):
 
 
 @pytest.mark.parametrize("nfe", [1, 2, 5, 10, 25])
-@pytest.mark.parametrize(("sampler", "kind"), [("dpmpp-2m", "DPMSolverMultistepScheduler"),
-                                               ("unipc", "UniPCMultistepScheduler")])  # fmt: skip
+@pytest.mark.parametrize(("sampler", "kind", "order"), [
+    ("dpmpp-2m", "DPMSolverMultistepScheduler", 2), ("unipc", "UniPCMultistepScheduler", 2),
+    ("dpmpp-3m", "DPMSolverMultistepScheduler", 3), ("unipc-3", "UniPCMultistepScheduler", 3),
+])  # fmt: skip
 @pytest.mark.filterwarnings("ignore:__array__ implementation")  # in diffusers
-def test_multistep_solvers_of_the_data_are_diffusers(sampler, kind, nfe):
+def test_multistep_solvers_of_the_data_are_diffusers(sampler, kind, order, nfe):
     """Over the same times; theirs are told ours."""
     diffusers = pytest.importorskip("diffusers")
+    if sampler == "dpmpp-3m" and nfe >= 15:
+        pytest.skip("from 15 steps on, diffusers does not lower the order of the last step but one")
     scheduler = getattr(diffusers, kind)(
-        beta_schedule="linear", final_sigmas_type="zero", timestep_spacing="leading", steps_offset=0
-    )
+        beta_schedule="linear", final_sigmas_type="zero", timestep_spacing="leading", steps_offset=0,
+        solver_order=order,
+    )  # fmt: skip
     schedule = DiscreteVP(scheduler.alphas_cumprod)
     times = torch.tensor(schedule.times(nfe))
     scheduler.set_timesteps(nfe)
@@ -251,6 +356,38 @@ def test_multistep_solvers_of_the_data_are_diffusers(sampler, kind, nfe):
         x = scheduler.step(net(x, torch.full((len(x),), int(index) + 1)), index, x).prev_sample
     ours = sample(net, x_T, schedule, sampler=sampler, nfe=nfe)
     torch.testing.assert_close(ours, x.double(), rtol=0, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:diffusers")
+@pytest.mark.parametrize("order", [1, 2, 3])
+def test_deis_with_log_sigma_as_its_clock_is_diffusers(order):
+    """But for the last two steps, whose order diffusers lowers."""
+    diffusers = pytest.importorskip("diffusers")
+    scheduler = diffusers.DEISMultistepScheduler(
+        beta_schedule="linear", timestep_spacing="leading", steps_offset=0, solver_order=order
+    )
+    schedule = DiscreteVP(scheduler.alphas_cumprod)
+    times = torch.tensor(schedule.times(10))
+    scheduler.set_timesteps(10)
+    scheduler.timesteps, scheduler.sigmas = times[:-1] - 1, schedule.sigma(times)
+    net, x, theirs = Mixture(schedule), noise(), []
+    for index in scheduler.timesteps[:-2]:
+        x = scheduler.step(net(x, torch.full((len(x),), int(index) + 1)), index, x).prev_sample
+        theirs.append(x)
+    ours = deis(net, noise(), [t.expand(16) for t in times], schedule, order, clock=torch.log)
+    for mine, his in zip(ours, theirs, strict=False):
+        torch.testing.assert_close(mine, his.double(), rtol=0, atol=1e-5)
+
+
+def test_deis_integrates_polynomials_in_its_clock_exactly():
+    schedule = KarrasVE(1e-5, 2.0)
+    for power in range(4):
+        path = sample(lambda x, t, p=power: vp_time(t)[:, None] ** p, torch.zeros(1, 1, dtype=torch.float64), schedule,
+                      sampler="deis", discretisation="linear", nfe=8, trajectory=True)  # fmt: skip
+        start, end = float(path[2]), float(path[-1])  # from its third step on it has order 3
+        sigma = torch.linspace(0, 1.5, 2_000_001, dtype=torch.float64)
+        exact = -float(torch.trapezoid(vp_time(sigma) ** power, sigma))
+        assert (end - start == pytest.approx(exact, abs=1e-7)) == (power <= 2)
 
 
 @pytest.mark.parametrize(("ours", "theirs", "counts"), [
@@ -399,6 +536,23 @@ def test_sampling_builds_no_graph_and_does_not_change_its_input():
         x = sample(lambda x, t: weight * x, x_T, schedule, sampler=sampler, nfe=15)
         assert not x.requires_grad
         assert torch.equal(x_T, before)
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("kind", SCHEDULES)
+def test_the_callback_is_given_the_estimate_of_every_step(kind, sampler):
+    schedule, estimates = SCHEDULES[kind](), []
+    net, x_T = Mixture(schedule), schedule.prior(noise())
+    options = {"sampler": sampler, "nfe": 15, "eta": 0.0}
+    path = sample(net, x_T, schedule, **options, callback=estimates.append, trajectory=True)
+    assert len(estimates) == steps_for_nfe(sampler, 15)
+    times = schedule.times(len(estimates))
+    first = [torch.full((16,), t, dtype=net.times[0].dtype) for t in times]
+    for x, t, x_0 in zip(path, first, estimates, strict=False):
+        eps = net(x, t)
+        if not sampler.startswith("unipc"):  # whose x is corrected after the evaluation
+            torch.testing.assert_close(x_0, x / schedule.a(t)[:, None] - schedule.sigma(t)[:, None] * eps)
+    assert torch.equal(path[-1], sample(Mixture(schedule), x_T, schedule, **options))
 
 
 def test_the_progress_bar_changes_nothing(capsys):

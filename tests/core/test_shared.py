@@ -31,6 +31,12 @@ def parser() -> argparse.ArgumentParser:
         ("--sampler heun --nfe 10", "--nfe: heun cannot run in 10 .* 9 or 11"),
         ("--sampler f-pndm", "--nfe: f-pndm cannot run in 10 .* 13"),
         ("--sampler euler --nfe 0", "--nfe: euler cannot run in 0 "),
+        ("--sampler ipndm --order 5", "--order: ipndm has no order 5; give 1 to 4"),
+        ("--sampler heun --nfe 9 --order 2", "--order: heun has one order only"),
+        ("--sampler euler --rho 3", "--rho: the model's own time grid has no rho"),
+        ("--sampler euler --discretization logsnr --rho 3", "--rho: logsnr has no rho"),
+        ("--sampler euler --grid karras --rho nan", "--rho: rho = nan is not allowed"),
+        ("--sampler euler --grid cosine", "cosine is no time grid, and no such file exists; give a file, or one of"),
         ("--sampler euler --steps 5", "--steps steers upstream's own sampler"),
         ("--sampler ddim", "s-pndm"),
         ("--sampler stochastic --eta nan", "--eta: nan is not allowed"),
@@ -53,8 +59,25 @@ def test_flags_have_their_defaults_and_unknown_ones_pass():
     assert (args.sampler, args.nfe, args.seed, args.eta) == ("euler", 10, 3, None)
     assert rest == ["--other"]
     assert parser().parse_args(["--steps", "5"]).nfe is None
-    for spelling in ("--discretization", "--discretisation"):
+    for spelling in ("--discretization", "--discretisation", "--grid"):
         assert parser().parse_args(["--sampler", "euler", spelling, "karras"]).discretization == "karras"
+
+
+def test_a_grid_is_read_from_its_file_and_held_to_the_sampler_and_the_schedule(tmp_path, capsys):
+    file = tmp_path / "grid.json"
+    file.write_text('{"schedule": "DiscreteVP", "T": 1000, "times": [900, 300, 40, 0]}')
+    words = ["--sampler", "ipndm", "--order", "2", "--grid", str(file)]
+    values = vars(parser().parse_args([*words, "--nfe", "3"]))
+    solver = fewstep.solver_of(values)
+    schedule = DiscreteVP.linear()
+    assert schedule.times(3, solver["discretisation"]) == [900, 300, 40, 0]
+    assert (solver["sampler"], solver["nfe"], solver["order"], solver["rho"]) == ("ipndm", 3, 2, None)
+    fewstep.check_grid(schedule, values)
+    with pytest.raises(SystemExit, match="--grid: .*grid.json is for DiscreteVP with T = 1000"):
+        fewstep.check_grid(DiscreteVP.linear(50), values)
+    with pytest.raises(SystemExit) as stop:
+        parser().parse_args([*words, "--nfe", "4"])
+    assert stop.value.code == 2 and "grid.json has 3 steps; this sampler and NFE take 4" in capsys.readouterr().err
 
 
 def test_an_npz_is_uint8_rgb_with_labels_in_the_order_of_the_seeds(tmp_path):

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from ogdm_core.guidance import Guide, save_guide
+from ogdm_core.schedule import KarrasVE
 from tests.core.toys import differences
 from tests.edm.edm_tiny import OGDM, ROOT, TINY, digits, run, state, stats
 
@@ -177,11 +178,18 @@ def sampled(patched, resumed, tmp_path_factory):
         "guided": ["--sampler=heun", "--nfe=7", f"--guide={folder / 'guide'}", "--guide-weight=50"],
         "upstream-euler": [*ablate, "--steps=5"],
         "euler": ["--sampler=euler", "--nfe=5", f"--npz={folder / 'euler.npz'}"],
+        "karras": ["--sampler=ipndm", "--nfe=5", "--order=1"],  # is Euler
+        "polynomial": ["--sampler=euler", "--nfe=5", "--grid=polynomial"],
+        "rho": ["--sampler=euler", "--nfe=5", "--grid=uniform", "--rho=7"],
+        "uniform": ["--sampler=euler", "--nfe=5", "--grid=uniform"],
+        "file": ["--sampler=euler", "--nfe=5", f"--grid={folder / 'grid.json'}"],
         "s-pndm": ["--sampler=s-pndm", "--nfe=6", "--subdirs"],
         "f-pndm": ["--sampler=f-pndm", "--nfe=14", "--class=3", f"--npz={folder / 'three.npz'}"],
     }
     common = [f"--network={network}", "--seeds=0-7", "--batch=3"]
     save_guide(folder / "guide", Guide(1, 8, labels=10))
+    grid = {"schedule": "KarrasVE", "T": 80.0, "times": KarrasVE().times(5, "polynomial")}
+    (folder / "grid.json").write_text(json.dumps(grid))
     listed = folder / "cases.json"
     listed.write_text(json.dumps([[*common, f"--outdir={folder / name}", *args] for name, args in cases.items()]))
     run(GENERATE, patched("edm"), listed)
@@ -215,6 +223,14 @@ def test_samplers_by_name_are_upstreams_where_it_has_them(sampled, name):
         assert np.abs(ours[key].astype(int) - theirs[key].astype(int)).max() <= 1
     others = pixels(sampled / ("heun" if name == "euler" else "euler"))
     assert any(np.abs(ours[k].astype(int) - others[k].astype(int)).max() > 1 for k in ours)
+
+
+def test_a_time_grid_is_taken_by_name_with_its_power_or_from_a_file(sampled):
+    made = {n: pixels(sampled / n) for n in ("euler", "karras", "polynomial", "file", "uniform", "rho")}
+    for name, same in (("karras", "euler"), ("file", "polynomial")):
+        assert all(np.abs(made[name][k].astype(int) - made[same][k]).max() <= 1 for k in made[same])
+    several = [b"".join(image.tobytes() for image in made[n].values()) for n in ("euler", "file", "uniform", "rho")]
+    assert len(set(several)) == 4
 
 
 def test_a_guide_changes_the_images(sampled):

@@ -377,7 +377,7 @@ def check_upstream_reads_the_lsun_layout():
 def check_samples_do_not_depend_on_the_batch_size():
     from ogdm_core.ldm.sample import sample_images
 
-    opt = argparse.Namespace(sampler="euler", nfe=3, discretization="quadratic", seed=1)
+    opt = argparse.Namespace(sampler="euler", nfe=3, discretization="quadratic", rho=None, order=None, seed=1)
     model = build().eval()
     whole, _ = sample_images(model, opt, 5, 5, 1.0, None)
     parts, _ = sample_images(model, opt, 5, 2, 1.0, None)
@@ -392,7 +392,7 @@ def check_class_conditional_samples_come_with_labels():
     from ogdm_core.ldm.sample import sample_images
 
     model = build_conditional().eval()
-    opt = argparse.Namespace(sampler="s-pndm", nfe=4, discretization=None, seed=0)
+    opt = argparse.Namespace(sampler="s-pndm", nfe=4, discretization=None, rho=None, order=None, seed=0)
     images, labels = sample_images(model, opt, 6, 4, 1.0, None)
     assert images.shape == (6, 16, 16, 3) and labels.dtype == np.int64
     assert labels.min() >= 0 and labels.max() < 10 and len(set(labels)) > 1

@@ -8,7 +8,7 @@ from run.setup import Refusal, fork
 from run.setup.patches import load
 from tests.run.setup_house import MODEL, REASON, TRAIN, House, insert
 
-NAMES = ("guided-diffusion", "edm", "latent-diffusion")
+NAMES = ("guided-diffusion", "edm", "latent-diffusion", "edm2", "SiT")
 MANY = "".join(f"new line {n}\n" for n in range(30))
 
 

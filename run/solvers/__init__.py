@@ -1,0 +1,1 @@
+"""Every solver on every time grid: what run/solvers.sh runs."""
