@@ -9,7 +9,7 @@ from torch import Tensor
 from tqdm import trange
 
 from ogdm_core.cli import bar_interval
-from ogdm_core.diffusers.model import load_model, make_eps_fn, schedule_of
+from ogdm_core.diffusers.model import load_model, make_eps_fn, schedule_of, unet_config
 from ogdm_core.fewstep import write_npz
 from ogdm_core.guidance import Guide, gradient_plan, guided, guided_nfe, load_guide
 from ogdm_core.images import to_uint8
@@ -40,7 +40,7 @@ class Model:
         self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         self.unet.to(self.device).eval()
         self.schedule, self.kind = schedule_of(scheduler), scheduler.config.prediction_type
-        self.shape = shape_of(self.unet.config, f"{path}/unet/config.json")
+        self.shape = shape_of(self.unet.config, unet_config(path))
 
     def labels(self, count: int) -> Tensor | None:
         """[count]: image i is of class i mod classes; None for a model without classes."""

@@ -135,12 +135,19 @@ class ObservedLoop(Upstream):
             config, schedule_of(self.diffusion), self.model.in_channels, self.model.image_size,
             labels=self.model.num_classes or 0, device=dist_util.dev(),
             steps=self.lr_anneal_steps,  # at which upstream ends; 0: never
+            denoiser=make_eps_fn(self.diffusion, self.model, self._one_condition()),
         )  # fmt: skip
         self.diffusion = ObservedDiffusion(self.diffusion, self.observer)
         self.data = resume.ReplayableData(self.data)
-        logger.log(f"observation guidance: {config}")
         if self.resumed:
             resume.load(self, state, logger)
+        logger.log(f"observation guidance: {self.observer.config}")
+        logger.log(self.observer.about_d())
+
+    def _one_condition(self) -> dict[str, Tensor]:
+        """The condition of one image, by which the denoiser's operations are counted."""
+        one = torch.zeros(1, dtype=torch.long, device=dist_util.dev())
+        return {} if self.model.num_classes is None else {"y": one}
 
     @refusals()
     def _load_and_sync_parameters(self) -> None:

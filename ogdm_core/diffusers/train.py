@@ -25,7 +25,6 @@ from .. import images as data_sets
 from .. import trust
 from ..checkpoints import DamagedError, all_finite, differences, format_differences, reading, stop_if_not_finite
 from ..config import OGDMConfig
-from ..discriminator import Discriminator
 from ..files import atomic_write, check_writable, write_json
 from ..flags import from_args
 from ..observer import Observer
@@ -61,22 +60,6 @@ def build_unet(
         attention_head_dim=8,
         num_class_embeds=classes or None,
     )
-
-
-def choose_d(config: OGDMConfig, unet: torch.nn.Module, channels: int, size: int, classes: int) -> OGDMConfig:
-    """The settings with D's kind in place of `auto`.
-
-    The paper's D where the denoiser has more parameters than it, else the light one.
-    """
-    with torch.device("meta"):  # counts parameters without memory or random numbers
-        paper = Discriminator(channels, size, classes, config.d_width)
-    larger = parameters_of(unet) > parameters_of(paper)
-    return replace(config, d_kind="paper" if larger else "light")
-
-
-def parameters_of(module: torch.nn.Module) -> int:
-    """The number of parameters."""
-    return sum(p.numel() for p in module.parameters())
 
 
 class Trainer:
@@ -125,7 +108,13 @@ class Trainer:
         if env.get("WORLD_SIZE", "1") != "1":
             where = f"{env.get('MASTER_ADDR', 'localhost')}:{env.get('MASTER_PORT', '')}"
             print(f"rank {env.get('RANK', 0)}: waiting for {env['WORLD_SIZE']} processes at {where}", file=sys.stderr)
-        self.accelerator = Accelerator(mixed_precision=a.mixed_precision)
+        alone = not torch.accelerator.is_available()  # else torchrun's processes on CPUs would not meet
+        self.accelerator = Accelerator(cpu=alone, mixed_precision=a.mixed_precision)
+        if int(env.get("WORLD_SIZE", "1")) != self.accelerator.num_processes:
+            raise ValueError(
+                f"WORLD_SIZE says {env['WORLD_SIZE']} processes, accelerate sees {self.accelerator.num_processes}: each "
+                "would train a model of its own into one folder; start them by torchrun or accelerate launch"
+            )
         torch.manual_seed(a.seed)
         if a.model:
             self.unet, self.scheduler = load_model(a.model)
@@ -149,11 +138,12 @@ class Trainer:
         self.observer = None
         if self.config:
             shape = (images.channels, images.size, self.classes)
-            if self.config.d_kind == "auto":
-                self.config = choose_d(self.config, self.unet, *shape)
-            self.observer = Observer(self.config, self.schedule, *shape, self.accelerator.device, steps=a.steps)
-            mine, theirs = parameters_of(self.observer.D), parameters_of(self.unet)
-            self.accelerator.print(f"D: {self.config.d_kind}, {mine:,} parameters; the denoiser has {theirs:,}")
+            device = self.accelerator.device
+            one = {"class_labels": torch.zeros(1, dtype=torch.long, device=device)} if self.classes else None
+            denoiser = make_eps_fn(self.unet, self.schedule, self.kind, one)
+            self.observer = Observer(self.config, self.schedule, *shape, device, steps=a.steps, denoiser=denoiser)
+            self.config = self.observer.config
+            self.accelerator.print(self.observer.about_d())
 
     def _check_data(self, channels: list[int]) -> None:
         """Raises where a network cannot be built for the data."""
@@ -337,6 +327,8 @@ class Trainer:
                     "the version that wrote it, or give another --output"
                 )
             saved = {"x0_weight": 1.0} | state["run"]  # a file from before that flag lacks it
+            if self.observer and saved["ogdm"] and from_args(self.args, "diffusers").d_kind == "auto":
+                self.config = replace(self.config, d_kind=saved["ogdm"]["d_kind"])  # a run keeps its D
             differ = differences(_flat(saved), _flat(self._identity()))
         if fixed := set(differ) - FREE:
             raise ValueError(

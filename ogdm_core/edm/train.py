@@ -141,8 +141,9 @@ class Session:
         self.device = next(net.parameters()).device
         self.observer = Observer(
             config, schedule_of(net), net.img_channels, net.img_resolution, labels=net.label_dim, device=self.device,
-            steps=steps,
+            steps=steps, denoiser=make_eps_fn(net),
         )  # fmt: skip
+        print_once(f"OGDM: {self.observer.about_d()}")
         self.loss_fn = RecordedLoss(loss_fn, net, self.observer)
         self.last: dict[str, float] = {}
         self._checked = (0, 0)  # D's steps and skipped steps at the last tick

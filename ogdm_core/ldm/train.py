@@ -26,7 +26,7 @@ from ..distributed import print_once
 from ..forward import Recorder, lr_scale
 from ..observer import Observer
 from ..schedule import DiscreteVP
-from ..solvers import ConditionalEpsFn
+from ..solvers import ConditionalEpsFn, EpsFn
 
 CHECKPOINT_KEY = "ogdm"
 Upstream: Any = object  # LatentDiffusion, once it is mixed in
@@ -95,8 +95,20 @@ class ObservedModel(Upstream):
             self.observer = Observer(
                 self.ogdm, schedule_of(self), self.channels, self.image_size, classes_of(self), self.device,
                 steps=max(getattr(self._trainer, "max_steps", 0), 0),  # -1: no end
+                denoiser=self._denoiser(),
             )  # fmt: skip
-            print_once(f"OGDM: a new discriminator, {self.ogdm.to_dict()}")
+            print_once(f"OGDM: a new discriminator, {self.observer.config.to_dict()}")
+            print_once(f"OGDM: {self.observer.about_d()}")
+
+    def _denoiser(self) -> EpsFn | None:
+        """The network for one image, by which its operations are counted; None under a condition but classes."""
+        if self.cond_stage_model is None:
+            return make_eps_fn(self)
+        if not classes_of(self):
+            return None
+        one = {self.cond_stage_model.key: torch.zeros(1, dtype=torch.long, device=self.device)}
+        with torch.no_grad():
+            return make_eps_fn(self, self.get_learned_conditioning(one))
 
     def configure_callbacks(self) -> list:
         """Adds the callback that makes resume exact."""

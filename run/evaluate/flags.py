@@ -65,10 +65,10 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The flags, `model` (whether SAMPLES is one) among them, with the defaults of a model filled in."""
     p = parser()
     args = p.parse_args(argv)
-    args.model = (args.samples / "unet").is_dir()
+    args.model = any((args.samples / name).is_file() for name in ("unet/config.json", "config.json"))
     given = [name for name in OF_MODEL if getattr(args, name) is not None]
     if given and not args.model:
-        p.error(f"--{given[0]} is for a model; {args.samples} holds no unet/")
+        p.error(f"--{given[0]} is for a model; {args.samples} is none")
     if args.model:
         vars(args).update({name: getattr(args, name) or default for name, default in OF_MODEL.items()})
         try:

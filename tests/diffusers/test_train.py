@@ -107,11 +107,11 @@ def test_ctrl_c_or_a_lost_terminal_saves_and_the_same_command_continues(tmp_path
 
 
 @pytest.mark.parametrize(("channels", "width", "kind"), [(16, 1.0, "light"), (320, 1.0, "paper"), (16, 0.02, "paper")])
-def test_auto_takes_the_papers_d_for_a_denoiser_with_more_parameters(channels, width, kind):
+def test_auto_takes_the_papers_d_where_it_costs_no_more_than_the_denoisers_step(channels, width, kind):
     unet = train.build_unet(data_sets.digits(), [channels, channels], 1, 0)
-    before = torch.get_rng_state()
-    config = train.choose_d(OGDMConfig(d_kind="auto", d_width=width), unet, 1, 8, 0)
-    assert config == OGDMConfig(d_kind=kind, d_width=width)
+    schedule, before = schedule_of(DDPMScheduler()), torch.get_rng_state()
+    observer = Observer(OGDMConfig(d_width=width), schedule, 1, 8, denoiser=make_eps_fn(unet, schedule))
+    assert observer.config == OGDMConfig(d_kind=kind, d_width=width)
     assert torch.equal(before, torch.get_rng_state())
 
 
