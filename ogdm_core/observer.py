@@ -73,8 +73,8 @@ class Observer:
     ):
         schedule.longest_lookahead(config.k)  # raises where k is too small
         self.config, self.schedule, self.device = config, schedule, torch.device(device)
-        self._shape = {"channels": channels, "size": size, "labels": labels, "d_width": config.d_width}
-        self._build, self._auto = build, config.d_kind == "auto"
+        self._shape: dict[str, Any] = {"channels": channels, "size": size, "labels": labels, "d_width": config.d_width}
+        self._build, self.auto = build, config.d_kind == "auto"
         self._operations: float | None = None  # of the denoiser's forward pass
         if denoiser is not None and build is None:
             x = torch.zeros(1, channels, size, size, device=self.device)
@@ -107,9 +107,8 @@ class Observer:
         if self._operations is None:
             return said
         kind, shape = self.config.d_kind, self._shape
-        times = cost.cost_of_d(
-            self.config, kind, shape["channels"], shape["size"], shape["labels"], self._operations
-        )  # fmt: skip
+        sizes = (shape["channels"], shape["size"], shape["labels"])
+        times = cost.cost_of_d(self.config, kind, *sizes, self._operations)
         said += f"; its passes cost about {times:.2g} times the denoiser's step"
         if times > cost.DEAR:
             cheaper = "d_kind light, or a smaller d_width," if kind == "paper" else "a smaller d_width"
@@ -328,7 +327,7 @@ class Observer:
                 "not an observer's state (or of another version); start without it to train a new discriminator"
             )
         theirs = {"d_kind": "paper"} | state["shape"] | state.get("schedule", {})
-        if self._auto and theirs["d_kind"] != self.config.d_kind and theirs["d_kind"] in KINDS:
+        if self.auto and theirs["d_kind"] != self.config.d_kind and theirs["d_kind"] in KINDS:
             self._make_d(theirs["d_kind"])  # a run keeps the D that it began with
         differ = format_differences(differences(theirs, self._shape | self.schedule.description()))
         if differ:
@@ -359,7 +358,7 @@ class Observer:
             T = self.schedule.T
             raise ValueError(
                 f"observe: {int(self._outside)} of the times t are not in 1..{T}, which the schedule counts; t = 0 is "
-                f"the data. A network that counts from 0 gets t - 1: t = torch.randint(1, {T + 1}, ...), net(x_t, t - 1)"
+                f"the data. For a network that counts from 0: t = torch.randint(1, {T + 1}, ...), net(x_t, t - 1)"
             )
 
     def _parameter_groups(self) -> list[dict[str, Any]]:

@@ -112,8 +112,8 @@ class Trainer:
         self.accelerator = Accelerator(cpu=alone, mixed_precision=a.mixed_precision)
         if int(env.get("WORLD_SIZE", "1")) != self.accelerator.num_processes:
             raise ValueError(
-                f"WORLD_SIZE says {env['WORLD_SIZE']} processes, accelerate sees {self.accelerator.num_processes}: each "
-                "would train a model of its own into one folder; start them by torchrun or accelerate launch"
+                f"WORLD_SIZE says {env['WORLD_SIZE']} processes, accelerate sees {self.accelerator.num_processes}: "
+                "each would train a model of its own into one folder; start them by torchrun or accelerate launch"
             )
         torch.manual_seed(a.seed)
         if a.model:
@@ -327,7 +327,7 @@ class Trainer:
                     "the version that wrote it, or give another --output"
                 )
             saved = {"x0_weight": 1.0} | state["run"]  # a file from before that flag lacks it
-            if self.observer and saved["ogdm"] and from_args(self.args, "diffusers").d_kind == "auto":
+            if self.config and self.observer and self.observer.auto and saved["ogdm"]:
                 self.config = replace(self.config, d_kind=saved["ogdm"]["d_kind"])  # a run keeps its D
             differ = differences(_flat(saved), _flat(self._identity()))
         if fixed := set(differ) - FREE:

@@ -117,8 +117,8 @@ class Ldm(Backbone):
         if preset.training == "finetune":
             if init or released.is_file():
                 return ""
-            return (f"{preset.name}: there is no {released}, the released model that it starts from; upstream's "
-                    "scripts/download_models.sh fetches it. Or give a baseline of your own: --init model.ckpt")  # fmt: skip
+            return (f"{preset.name}: there is no {released}, the model that it starts from; upstream's "
+                    "scripts/download_models.sh fetches it. Or give a baseline of your own: --init FILE")  # fmt: skip
         if preset.training != "baseline" or path.is_file():
             return ""
         return (f"{preset.name}: there is no {path}, the autoencoder that it trains in the latents of; upstream's "

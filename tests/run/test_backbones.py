@@ -79,7 +79,7 @@ def test_edm_rows_are_the_papers():
     @click.command()
     @splice.train_options
     def parsed(**kwargs):
-        seen.update(splice.training_kwargs(kwargs | {"resume": None, "lr_rampup": None}, {}))
+        seen.update(splice.training_kwargs(kwargs | {"resume": None, "lr_rampup": None}, {"network_kwargs": {}}))
 
     assert len(rows("edm")) == 5
     for preset in rows("edm"):
@@ -96,7 +96,7 @@ def test_edm_rows_are_the_papers():
             ogdm = [word for word in words if word.startswith("--ogdm")]
             seen.clear()
             assert CliRunner().invoke(parsed, ogdm, catch_exceptions=False).exit_code == 0
-            want = OGDMConfig(projection=preset.projection, k=preset.k, gamma=preset.gamma)
+            want = OGDMConfig(projection=preset.projection, k=preset.k, gamma=preset.gamma, d_kind="paper")
             assert seen["ogdm"] == want.to_dict()
     assert sample(PRESETS["cifar10-edm-baseline"], "m", OUT, "euler", 9, 10, seed=2).flags[
         "--seeds"] == "20-29"  # fmt: skip
@@ -111,7 +111,7 @@ def test_ldm_rows_are_the_papers():
     assert flags["lightning.trainer.max_steps"] == 15_625
     given = {n.removeprefix("model.params.ogdm."): v for n, v in flags.items() if ".ogdm." in n}
     parsed = {name: yaml.safe_load(value) for name, value in given.items()}
-    assert OGDMConfig.from_mapping(parsed) == OGDMConfig(projection="euler", k=0.1, gamma=0.01)
+    assert OGDMConfig.from_mapping(parsed) == OGDMConfig(projection="euler", k=0.1, gamma=0.01, d_kind="paper")
     assert flags["data.params.batch_size"] == 24 and flags["model.params.ckpt_path"] == "w.ckpt"
     assert flags["--gpus"] == "0,1,2,3," and flags["--base"][-1] == str(FINETUNE)
     assert sample(tuned, "m", OUT, "s-pndm", 10).flags["--discretization"] == "quadratic"
