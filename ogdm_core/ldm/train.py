@@ -20,13 +20,14 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from ..checkpoints import newest_whole, stop_if_not_finite
+from ..checkpoints import differences, format_differences, newest_whole, reading, stop_if_not_finite
 from ..config import OGDMConfig
 from ..distributed import print_once
 from ..forward import Recorder, lr_scale
 from ..observer import Observer
 from ..schedule import DiscreteVP
 from ..solvers import ConditionalEpsFn, EpsFn
+from .export import run_configs
 
 CHECKPOINT_KEY = "ogdm"
 Upstream: Any = object  # LatentDiffusion, once it is mixed in
@@ -85,6 +86,7 @@ class ObservedModel(Upstream):
         config = OGDMConfig.from_mapping(ogdm or {}, "ldm")
         first_stage = kwargs.get("first_stage_config") or {}
         self._first_stage_trained = bool(first_stage.get("params", {}).get("ckpt_path"))
+        self._unet_params = dict((kwargs.get("unet_config") or {}).get("params", {}))
         super().__init__(*args, **kwargs)
         self.ogdm = config
         self.observer: Any = None  # an Observer from `setup` on
@@ -119,6 +121,7 @@ class ObservedModel(Upstream):
     def init_from_ckpt(self, path: str, ignore_keys=(), only_model: bool = False) -> None:
         """Upstream's, but a first stage of random weights is an error and not a line in the log."""
         self._missing: list[str] = []
+        check_unet(path, self._unet_params)
         super().init_from_ckpt(path, ignore_keys=list(ignore_keys), only_model=only_model)
         lost = sum(name.startswith("first_stage_model.") for name in self._missing)
         if lost and not self._first_stage_trained:
@@ -194,6 +197,27 @@ class ObservedModel(Upstream):
         files = Path(getattr(callback, "dirpath", None) or ".").rglob("*.ckpt")
         step = f"step {self.global_step}"
         stop_if_not_finite(self.parameters(), step, lambda: newest_whole(files))
+
+
+def check_unet(path: str, ours: dict[str, Any]) -> None:
+    """ValueError where the config around a checkpoint has another U-Net, of which other heads would go unnoticed."""
+    from omegaconf import OmegaConf
+
+    config = Path(path).with_name("config.yaml")
+    files = [config] if config.is_file() else [Path(file) for file in run_configs(path)]
+    if not files:
+        return
+    with reading(files[-1]):
+        merged: Any = OmegaConf.to_container(OmegaConf.merge(*map(OmegaConf.load, files)))
+        theirs = merged["model"]["params"]["unet_config"]["params"]
+    differ = differences(theirs, OmegaConf.to_container(OmegaConf.create(ours)))
+    for name in ("image_size", "dropout", "use_checkpoint", "use_fp16"):
+        differ.pop(name, None)
+    if differ:
+        raise ValueError(
+            f"model.params.ckpt_path: {path} was trained with another U-Net ({format_differences(differ)}); set "
+            f"model.params.unet_config.params as {files[-1]} has it"
+        )
 
 
 def observed(observer: Observer) -> dict[str, float]:
