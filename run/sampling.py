@@ -16,6 +16,9 @@ from ogdm_core.images import to_uint8
 from ogdm_core.random import generator_of
 from ogdm_core.samplers import sample
 from ogdm_core.solvers import EpsFn
+from run import backbones
+from run.backbones.base import Backbone
+from run.provenance import ROOT
 
 BATCH = 64  # images at once
 
@@ -90,3 +93,34 @@ def draw_images(
     write_npz(str(output), images, None if label is None else label.cpu().numpy())
     cost = guided_nfe(sampler, nfe) if guide else nfe
     print(f"wrote {output}: {count} images, {sampler}, NFE {cost}", flush=True)
+
+
+def backbone_of(path: Path) -> Backbone | None:
+    """The backbone whose weights the file holds; None for a model in diffusers' format or an npz of samples."""
+    if path.suffix == ".npz" or unet_config(path).is_file():
+        return None
+    found = [b for b in map(backbones.get, backbones.NAMES) if path.is_file() and path.suffix == b.suffix]
+    if not found:
+        kinds = ", ".join(backbones.get(name).suffix for name in backbones.NAMES)
+        raise ValueError(f"{path} is no model in diffusers' format, no .npz and no file of weights ({kinds})")
+    return found[0]
+
+
+def draw(
+    path: Path, folder: Path, count: int, sampler: str, nfe: int, seed: int = 0, discretisation: str | None = None
+) -> Path:
+    """An npz in `folder` with samples of a model, drawn here or by the native script of its codebase."""
+    backbone, npz = backbone_of(path), folder / "samples.npz"
+    if path.suffix == ".npz":
+        return path
+    if backbone is None:
+        draw_images(str(path), npz, count, sampler, nfe, seed, discretisation)
+        return npz
+    third_party = ROOT / "third_party"
+    if problem := backbone.not_ready(third_party):
+        raise ValueError(problem)
+    backbone.check_sampling(sampler)
+    command = backbone.sample_file(path, folder, sampler, nfe, count, seed, discretisation)
+    if command.run():
+        raise ValueError(f"{path} could not be sampled; the reason is above. The command was: {command}")
+    return next(folder.glob(backbone.samples)) if backbone.samples else npz

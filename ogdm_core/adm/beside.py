@@ -5,8 +5,10 @@ Weights that were trained with another number of heads load without an error, an
 
 import argparse
 import json
+import os
 from typing import Any
 
+from guided_diffusion import image_datasets
 from guided_diffusion.script_util import model_and_diffusion_defaults
 
 from ..checkpoints import differences, format_differences, reading
@@ -30,12 +32,15 @@ def of(flags: argparse.Namespace) -> dict[str, Any]:
 
 
 def write(folder: str, flags: argparse.Namespace) -> None:
-    """Writes them into the folder of the checkpoints."""
-    path = f"{folder}/{FILE}"
+    """Writes them into the folder of the checkpoints, with the number of classes that sampling draws from."""
+    path, kept = f"{folder}/{FILE}", of(flags)
+    if flags.class_cond and flags.data_dir:
+        names = map(os.path.basename, image_datasets._list_image_files_recursively(flags.data_dir))
+        kept["num_classes"] = len({name.split("_")[0] for name in names})
     if "://" not in path:
-        return write_json(path, of(flags))
+        return write_json(path, kept)
     with blobfile().BlobFile(path, "w") as file:
-        file.write(json.dumps(of(flags)))
+        file.write(json.dumps(kept))
 
 
 @refusals()

@@ -2,30 +2,32 @@
 
 import argparse
 import contextlib
+import importlib.util
 import json
 import os
 import shlex
 import shutil
 import signal
 import sys
+import uuid
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate import Accelerator
 from diffusers import DDPMPipeline, DDPMScheduler, UNet2DModel
 from diffusers.training_utils import EMAModel
 from safetensors import SafetensorError
-from torch import Tensor
 from tqdm import tqdm
 
 from .. import images as data_sets
 from .. import trust
 from ..checkpoints import DamagedError, all_finite, differences, format_differences, reading, stop_if_not_finite
 from ..config import OGDMConfig
-from ..files import atomic_write, check_writable, write_json
+from ..files import atomic_write, check_writable, write_json, write_text
 from ..flags import from_args
 from ..observer import Observer
 from ..random import generator_of
@@ -78,11 +80,22 @@ class Trainer:
         self._build(channels)
         check_writable(args.output / CHECKPOINT)
         self._resume()
-        self.board: Any = None
-        if args.tensorboard and self.accelerator.is_main_process:
-            from torch.utils.tensorboard import SummaryWriter  # in another extra
+        self._report()
 
-            self.board = SummaryWriter(args.output / "tensorboard", purge_step=self.step + 1)
+    def _report(self) -> None:
+        """Starts or continues --report-to's tracker."""
+        to, out = self.args.report_to, self.args.output
+        if to == "none":
+            return
+        if to == "wandb" and self.accelerator.is_main_process:
+            file = out / "wandb-id"  # by which a resumed run finds its own
+            if not file.exists():
+                write_text(file, uuid.uuid4().hex)
+            own = {"id": file.read_text(), "resume": "allow", "name": out.name, "dir": str(out)}
+        else:
+            own = {"purge_step": self.step + 1} if to == "tensorboard" else {}
+        project = "tensorboard" if to == "tensorboard" else "ogdm"  # the folder, or wandb's project
+        self.accelerator.init_trackers(project, init_kwargs={to: own})
 
     def _check_flags(self) -> list[int]:
         """Raises for what the flags alone can get wrong; returns the U-Net's widths."""
@@ -109,7 +122,12 @@ class Trainer:
             where = f"{env.get('MASTER_ADDR', 'localhost')}:{env.get('MASTER_PORT', '')}"
             print(f"rank {env.get('RANK', 0)}: waiting for {env['WORLD_SIZE']} processes at {where}", file=sys.stderr)
         alone = not torch.accelerator.is_available()  # else torchrun's processes on CPUs would not meet
-        self.accelerator = Accelerator(cpu=alone, mixed_precision=a.mixed_precision)
+        if a.report_to != "none" and importlib.util.find_spec(a.report_to) is None:
+            raise ModuleNotFoundError(f"No module named {a.report_to!r}", name=a.report_to)
+        to = None if a.report_to == "none" else a.report_to
+        self.accelerator = Accelerator(
+            cpu=alone, mixed_precision=a.mixed_precision, log_with=to, project_dir=a.output if to else None
+        )
         if int(env.get("WORLD_SIZE", "1")) != self.accelerator.num_processes:
             raise ValueError(
                 f"WORLD_SIZE says {env['WORLD_SIZE']} processes, accelerate sees {self.accelerator.num_processes}: "
@@ -222,15 +240,18 @@ class Trainer:
                     self._write_log()
                 if self.step % a.save_every == 0:
                     self.save()
+                if a.keep_every and self.step % a.keep_every == 0:
+                    self._keep()
         self.save()
+        for tracker in self.accelerator.trackers:
+            tracker.finish()
         return self.step >= a.steps
 
     def _log(self, transition: float) -> None:
         """Adds the means since the last call to the history, and shows them."""
         means = {"transition": transition} | (self.observer.stats() if self.observer else {})
         self.history.append({"step": self.step, **means})
-        for name, value in means.items() if self.board else ():
-            self.board.add_scalar(name, value, self.step)
+        self.accelerator.log(means, step=self.step)
         words = "  ".join(f"{name} {v:.3f}" for name, v in means.items() if name != "skipped")
         with tqdm.external_write_mode():
             self.accelerator.print(f"step {self.step}/{self.args.steps}  {words}", flush=True)
@@ -262,22 +283,11 @@ class Trainer:
         }
         with atomic_write(out / CHECKPOINT) as file:
             torch.save(state, file)
-        self.ema.store(self.unet.parameters())
-        self.ema.copy_to(self.unet.parameters())
-        pipeline: Any = DDPMPipeline(unet=self.unet, scheduler=self.scheduler)
-        try:
-            pipeline.save_pretrained(out)
-        except (SafetensorError, OSError) as error:
-            raise OSError(
-                f"the model could not be written to {out} ({error}); {out / CHECKPOINT} is whole: make room, "
-                "and the same command continues from there"
-            ) from error
-        for weights in out.glob("unet/*.safetensors"):  # safetensors makes them the owner's alone
-            shutil.copymode(out / "unet" / "config.json", weights)
-        if self.board:
-            self.board.add_images("samples, Euler 10", self._samples(), self.step)
-            self.board.flush()
-        self.ema.restore(self.unet.parameters())
+        with self._averaged():
+            self._export(out)
+            for tracker in self.accelerator.trackers:
+                form = {"dataformats": "NHWC"} if tracker.name == "tensorboard" else {}
+                tracker.log_images({"samples, Euler 10": self._samples()}, step=self.step, **form)
         command = [Path(sys.executable).name, "-m", "ogdm_core.diffusers", *sys.argv[1:]]
         write_json(out / "training.json", {
             "command": shlex.join(command), "step": self.step, "settings": self._identity(),
@@ -285,15 +295,43 @@ class Trainer:
         })  # fmt: skip
         self._write_log()
 
-    def _samples(self) -> Tensor:
-        """16 images [16, C, H, W] in [0, 1] of the network as it is, from the same noise always."""
+    @contextlib.contextmanager
+    def _averaged(self) -> Iterator[None]:
+        """The average's weights in the network."""
+        self.ema.store(self.unet.parameters())
+        self.ema.copy_to(self.unet.parameters())
+        yield
+        self.ema.restore(self.unet.parameters())
+
+    def _export(self, folder: Path) -> None:
+        """Writes the network as it is, in diffusers' format."""
+        pipeline: Any = DDPMPipeline(unet=self.unet, scheduler=self.scheduler)
+        try:
+            pipeline.save_pretrained(folder)
+        except (SafetensorError, OSError) as error:
+            raise OSError(
+                f"the model could not be written to {folder} ({error}); {self.args.output / CHECKPOINT} is whole: make "
+                "room, and the same command continues from there"
+            ) from error
+        for weights in folder.glob("unet/*.safetensors"):  # safetensors makes them the owner's alone
+            shutil.copymode(folder / "unet" / "config.json", weights)
+
+    def _keep(self) -> None:
+        """A snapshot of the average, for a curve of FID."""
+        self._stop_if_not_finite()
+        if self.accelerator.is_main_process:
+            with self._averaged():
+                self._export(self.args.output / f"snapshot-{self.step:06d}")
+
+    def _samples(self) -> np.ndarray:
+        """uint8 [16, H, W, C], of the network as it is, from the same noise always."""
         device, shape = self.accelerator.device, (16, self.images.channels, *[self.images.size] * 2)
         noise = torch.randn(shape, generator=generator_of(self.args.seed, "samples")).to(device)
         cond = {"class_labels": torch.arange(16, device=device) % self.classes} if self.classes else None
         eps_fn = make_eps_fn(self.unet.eval(), self.schedule, self.kind, cond)
         x = sample(eps_fn, self.schedule.prior(noise), self.schedule, sampler="euler", nfe=10)
         self.unet.train()
-        return x.clamp(-1, 1) / 2 + 0.5
+        return data_sets.to_uint8(x).permute(0, 2, 3, 1).numpy()
 
     def _stop_if_not_finite(self) -> None:
         path = self.args.output / CHECKPOINT

@@ -49,6 +49,7 @@ class Adm(Backbone):
     in_slurm: Mapping[str, str] = {"HYDRA_LAUNCHER": "fork"}
     model = "model.pt"
     weights = "ema_*.pt"
+    suffix = ".pt"
     checkpoint = "opt*.pt"
     observed_checkpoint = "ogdm*.pt"
     samples = "samples_*.npz"
@@ -95,6 +96,19 @@ class Adm(Backbone):
             "--model_path": model, **model_flags(preset), "--num_samples": images, "--batch_size": 250,
             "--seed": seed, "--sampler": sampler, "--nfe": nfe,
             "--discretization": discretisation_of(preset, sampler),
+        }  # fmt: skip
+
+    def file_sampling(self, model: str, out: Path, sampler: str, nfe: int, images: int, seed: int) -> tuple[str, Flags]:
+        """Its network is what flags.json beside the weights says."""
+        from ogdm_core.files import read_json
+
+        file = Path(model).with_name("flags.json")
+        if not file.is_file():
+            raise ValueError(f"{model}: there is no {file.name} beside it, which a training writes, so its network is not "
+                             "known; sample it by scripts/image_sample.py and give the npz")  # fmt: skip
+        return "scripts/image_sample.py", {f"--{name}": value for name, value in read_json(file).items()} | {
+            "--model_path": model, "--num_samples": images, "--batch_size": min(250, images), "--seed": seed,
+            "--sampler": sampler, "--nfe": nfe, "--discretization": "linear",
         }  # fmt: skip
 
     def resumed(self, command: Command, folder: Path) -> Command | None:

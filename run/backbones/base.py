@@ -36,6 +36,7 @@ class Backbone(ABC):
     weights: str  # glob of those weights
     checkpoint: str  # glob of the file that a checkpoint's writing ends with
     observed_checkpoint = ""  # the same with --ogdm, where it is another
+    suffix: str  # of a file of weights
     samples = ""  # glob of the npz that sampling writes, where it is not samples.npz
     checkpoint_gb: float  # at the paper's size: network, EMA, two moments of Adam, and D with its own
     reads_urls = False  # its scripts download a checkpoint that is an URL
@@ -102,6 +103,21 @@ class Backbone(ABC):
         """Samples a row's weights as Table 6 does, into the folder `out`."""
         script, flags = self.sampling(preset, model, out, sampler, nfe, images, seed)
         return self.command(self.sampling_engine(engine or Engine()), script, flags | dict(more or {}), out)
+
+    def sample_file(
+        self, model: Path, out: Path, sampler: str, nfe: int, images: int, seed: int, discretisation: str | None = None
+    ) -> Command:  # fmt: skip
+        """Samples weights that say themselves of which network they are."""
+        script, flags = self.file_sampling(str(model.absolute()), out, sampler, nfe, images, seed)
+        if discretisation and "--discretization" not in flags:
+            raise ValueError(f"--discretisation: {self.folder}'s sampling script has one time grid; leave it out")
+        if discretisation:
+            flags["--discretization"] = discretisation
+        return self.command(Engine(), script, flags, out)
+
+    @abstractmethod
+    def file_sampling(self, model: str, out: Path, sampler: str, nfe: int, images: int, seed: int) -> tuple[str, Flags]:
+        """The sampling script and its flags, without a row of Table 5."""
 
     def sampling_engine(self, engine: Engine) -> Engine:
         """The processes that sample."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from run import launch
 from run.launch import Command, Engine
-from run.presets import Preset
+from run.presets import PRESETS, Preset
 
 from .base import PYTHON, Backbone, Flags
 
@@ -40,6 +40,7 @@ class Edm(Backbone):
     joined = True
     model = "model.pkl"
     weights = "network-snapshot-*.pkl"
+    suffix = ".pkl"
     checkpoint = "training-state-*.pt"
     observed_checkpoint = "ogdm-state-*.pt"
     checkpoint_gb = 1.2
@@ -85,6 +86,9 @@ class Edm(Backbone):
             "--seeds": f"{seed * images}-{(seed + 1) * images - 1}", "--sampler": sampler, "--nfe": nfe,
             "--batch": 250, "--npz": f"{out}/samples.npz",
         }  # fmt: skip
+
+    def file_sampling(self, model: str, out: Path, sampler: str, nfe: int, images: int, seed: int) -> tuple[str, Flags]:
+        return self.sampling(PRESETS["cifar10-edm-baseline"], model, out, sampler, nfe, images, seed)
 
     def resumed(self, command: Command, folder: Path) -> Command | None:
         """Upstream, resumed after its end, would train one batch more and replace the final model."""

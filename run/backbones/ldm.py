@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from run import launch
 from run.launch import Command, Engine
-from run.presets import Preset, discretisation_of
+from run.presets import PRESETS, Preset, discretisation_of
 
 from .base import PYTHON, Backbone, Flags
 
@@ -37,6 +37,7 @@ class Ldm(Backbone):
     in_slurm: Mapping[str, str] = {"SLURM_JOB_NAME": "interactive"}  # else Lightning expects one task per GPU
     model = "model.ckpt"
     weights = checkpoint = "runs/*/checkpoints/last*.ckpt"
+    suffix = ".ckpt"
     checkpoint_gb = 5.5
     # The batch size is per process; the whole batch is the preset's.
     not_in_key = frozenset({
@@ -77,6 +78,10 @@ class Ldm(Backbone):
             "--discretization": discretisation_of(preset, sampler), "-l": f"{out}/images",
             "--npz": f"{out}/samples.npz",
         }  # fmt: skip
+
+    def file_sampling(self, model: str, out: Path, sampler: str, nfe: int, images: int, seed: int) -> tuple[str, Flags]:
+        script, flags = self.sampling(PRESETS["lsun-church-ldm-baseline"], model, out, sampler, nfe, images, seed)
+        return script, flags | {"--discretization": "linear"}
 
     def resumed(self, command: Command, folder: Path) -> Command | None:
         last = launch.newest(folder, self.checkpoint, whole=True)
