@@ -18,6 +18,7 @@ from ogdm_core.samplers import sample
 from ogdm_core.solvers import EpsFn
 from run import backbones
 from run.backbones.base import Backbone
+from run.launch import Engine
 from run.provenance import ROOT
 
 BATCH = 64  # images at once
@@ -120,7 +121,8 @@ def draw(
     if problem := backbone.not_ready(third_party):
         raise ValueError(problem)
     backbone.check_sampling(sampler)
-    command = backbone.sample_file(path, folder, sampler, nfe, count, seed, discretisation)
+    engine = Engine(max(1, torch.cuda.device_count()))
+    command = backbone.sample_file(path, folder, sampler, nfe, count, seed, discretisation, engine)
     if command.run():
         raise ValueError(f"{path} could not be sampled; the reason is above. The command was: {command}")
     return next(folder.glob(backbone.samples)) if backbone.samples else npz

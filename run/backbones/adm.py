@@ -104,8 +104,8 @@ class Adm(Backbone):
 
         file = Path(model).with_name("flags.json")
         if not file.is_file():
-            raise ValueError(f"{model}: there is no {file.name} beside it, which a training writes, so its network is not "
-                             "known; sample it by scripts/image_sample.py and give the npz")  # fmt: skip
+            raise ValueError(f"{model}: there is no {file.name} beside it, which trainings write, so its network is "
+                             "not known; sample it by scripts/image_sample.py and give the npz")  # fmt: skip
         return "scripts/image_sample.py", {f"--{name}": value for name, value in read_json(file).items()} | {
             "--model_path": model, "--num_samples": images, "--batch_size": min(250, images), "--seed": seed,
             "--sampler": sampler, "--nfe": nfe, "--discretization": "linear",

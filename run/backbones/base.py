@@ -105,7 +105,8 @@ class Backbone(ABC):
         return self.command(self.sampling_engine(engine or Engine()), script, flags | dict(more or {}), out)
 
     def sample_file(
-        self, model: Path, out: Path, sampler: str, nfe: int, images: int, seed: int, discretisation: str | None = None
+        self, model: Path, out: Path, sampler: str, nfe: int, images: int, seed: int,
+        discretisation: str | None = None, engine: Engine | None = None,
     ) -> Command:  # fmt: skip
         """Samples weights that say themselves of which network they are."""
         script, flags = self.file_sampling(str(model.absolute()), out, sampler, nfe, images, seed)
@@ -113,7 +114,7 @@ class Backbone(ABC):
             raise ValueError(f"--discretisation: {self.folder}'s sampling script has one time grid; leave it out")
         if discretisation:
             flags["--discretization"] = discretisation
-        return self.command(Engine(), script, flags, out)
+        return self.command(self.sampling_engine(engine or Engine()), script, flags, out)
 
     @abstractmethod
     def file_sampling(self, model: str, out: Path, sampler: str, nfe: int, images: int, seed: int) -> tuple[str, Flags]:

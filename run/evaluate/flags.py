@@ -68,9 +68,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The flags, `model` (whether SAMPLES is one) among them, with the defaults of a model filled in."""
     p = parser()
     args = p.parse_args(argv)
-    args.model = args.curve is not None or any(
-        (args.samples / name).is_file() for name in ("unet/config.json", "config.json")
-    )
+    configs = (args.samples / name for name in ("unet/config.json", "config.json"))
+    args.model = args.curve is not None or any(file.is_file() for file in configs)
     given = [name for name in OF_MODEL if getattr(args, name) is not None]
     if given and not args.model:
         p.error(f"--{given[0]} is for a model; {args.samples} is none")

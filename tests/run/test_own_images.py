@@ -1,6 +1,10 @@
 """Pictures of one's own, from a folder to what every backbone reads."""
 
 import json
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +13,9 @@ import yaml
 from PIL import Image
 
 from ogdm_core import images as data_sets
+from run import backbones
 from run.data.__main__ import main as prepare
+from run.provenance import ROOT
 
 
 def picture(path, width, height, mode="RGB", **options):
@@ -97,3 +103,85 @@ def test_a_picture_beside_the_class_folders_is_not_guessed_at(pictures, tmp_path
         prepare(["folder", str(pictures), str(tmp_path / "out"), "--size", "32"])
     prepare(["folder", str(pictures), str(tmp_path / "out"), "--size", "32", "--no-classes"])
     assert len(list((tmp_path / "out").glob("00000?.png"))) == 9
+
+
+# ---- the page's commands, in small ---------------------------------------------------------------
+
+# What a test puts in the place of the page's words; each must be on the page.
+SMALLER = {
+    "--size 32": "--size 8",
+    "--channels 64,128,128 --layers 2 --steps 50000": "--channels 8,8 --steps 2 --batch-size 4",
+    "--steps 5000 --keep-every 1000": "--steps 2 --keep-every 1 --batch-size 4",
+    "-n 4 ": "-n 1 ",
+    "--image_size 32 --num_channels 128 --num_res_blocks 3": "--image_size 8 --num_channels 32 --num_res_blocks 1 "
+    "--channel_mult 1,1 --diffusion_steps 50",
+    "--attention_resolutions 16,8": "--attention_resolutions 4",
+    "--batch_size 32 --lr_anneal_steps 100000 --grid_interval 5000": "--batch_size 4 --lr_anneal_steps 2 "
+    "--save_interval 1 --log_interval 1 --grid_interval 1 --grid_nfe 3",
+    "--batch_size 32 --lr_anneal_steps 10000 --save_interval 1000": "--batch_size 4 --lr_anneal_steps 2 "
+    "--save_interval 1 --log_interval 1",
+    "ema_0.9999_100000.pt": "ema_0.9999_000001.pt",
+    "--nproc_per_node=4": "--nproc_per_node=1",
+    "--arch=ddpmpp --duration=20 --grid=10": "--arch=ddpmpp --duration=0.001 --batch=100 --cbase=8 --cres=1 --blocks=1 "
+    "--tick=1 --snap=1 --workers=1 --grid=1 --grid-nfe=3",
+    "--arch=ddpmpp --duration=2 --lr-rampup=0 --tick=50 --snap=4": "--arch=ddpmpp --duration=0.001 --batch=100 "
+    "--cbase=8 --cres=1 --blocks=1 --lr-rampup=0 --tick=1 --snap=1 --workers=1",
+    "network-snapshot-020000.pkl": "network-snapshot-000001.pkl",
+    "network-snapshot-002000.pkl": "network-snapshot-000001.pkl",
+    "--nfe 10 --count 10000 --weights INCEPTION.pth": "--nfe 3 --count 8 --features pixels",
+    "edm-10.npz --weights INCEPTION.pth": "edm-10.npz --features pixels",
+    "--seeds=0-9999": "--seeds=0-7",
+    "--nfe 5 10 20": "--nfe 4 5 --drift-images 2",
+}
+
+
+def page_commands():
+    """The page's commands, one line each, by the word that they begin with; but for setup and LDM's."""
+    page = (ROOT / "docs" / "own-images.md").read_text()
+    for old, new in SMALLER.items():
+        assert old in page, old
+        page = page.replace(old, new)
+    blocks = "\n".join(re.findall(r"^```bash\n(.*?)^```", page, re.M | re.S)).replace("\\\n", "")
+    blocks = re.sub(r'"([^"]*)\n([^"]*)"', r'"\1 \2"', blocks)  # $MODEL_FLAGS has two lines
+    blocks = blocks.partition("cd third_party/latent-diffusion")[0] + blocks.partition("my_ogdm.yaml\n")[2]
+    return [line for line in blocks.splitlines() if not line.startswith(("run/setup.sh", "source "))]
+
+
+@pytest.mark.slow
+def test_the_pages_commands_lead_from_pictures_to_a_curve_on_every_backbone(tmp_path, submodule):
+    for name in ("guided-diffusion", "edm"):
+        submodule(name)
+        if problem := backbones.get({"guided-diffusion": "adm"}.get(name, name)).not_ready(ROOT / "third_party"):
+            pytest.skip(problem)
+    for i in range(120):
+        picture(tmp_path / "IMAGES" / f"{i}.png", 10 + i % 7, 12, "L" if i % 5 == 0 else "RGB")
+    script = "\n".join(["set -euo pipefail", *page_commands()])
+    script = script.replace("data/mine", f"{tmp_path}/mine").replace(" IMAGES ", f" {tmp_path}/IMAGES ")
+    script = re.sub(r"(?<![\w.])(?:\.\./\.\./)?out/", f"{tmp_path}/out/", script)
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    env = os.environ | {"PATH": path, "OGDM_PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(["bash", "-c", script], cwd=ROOT, env=env, capture_output=True, text=True, timeout=1500)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    out = tmp_path / "out"
+    for name in ("ogdm.png", "adm.png", "edm.png", "figures/teaser.png", "adm/flags.json"):
+        assert (out / name).is_file(), sorted(out.rglob("*"))
+    assert len(list((out / "adm" / "grids").glob("*.png"))) == 2 == len(list((out / "edm" / "grids").glob("*.png")))
+    assert {p.parent.name for p in out.glob("ogdm/snapshot-*/unet")} == {"snapshot-000001", "snapshot-000002"}
+    assert done.stdout.count("  FID ") == 2 + 3 + 2  # snapshots of each; upstream's ADM also keeps the end
+    assert "D: light" in done.stdout
+
+
+def test_latent_diffusion_reads_the_config_without_trust(pictures, tmp_path, submodule):
+    home = submodule("latent-diffusion").path
+    prepare(["folder", str(pictures), str(tmp_path / "out"), "--size", "32"])
+    code = (
+        "import sys; from ogdm_core.ldm import compat; compat.install(); from omegaconf import OmegaConf; "
+        "from ldm.util import instantiate_from_config as make; "
+        "c = OmegaConf.merge(*map(OmegaConf.load, sys.argv[1:])); "
+        "print([(len(d), d[0]['image'].shape) for d in map(make, (c.data.params.train, c.data.params.validation))])"
+    )
+    base = "configs/latent-diffusion/lsun_churches-ldm-kl-8.yaml"
+    command = [sys.executable, "-c", code, base, str(tmp_path / "out" / "ldm.yaml")]
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=home, env=env, capture_output=True, text=True)
+    assert "[(8, (32, 32, 3)), (8, (32, 32, 3))]" in done.stdout, done.stderr[-2000:]
