@@ -20,7 +20,8 @@ from ..solvers import ConditionalEpsFn
 
 def unet_config(path: str | Path) -> Path:
     """The config of the U-Net in a model's folder: in unet/, or, as in the hub's older models, at its root."""
-    return next((p for p in (Path(path, "unet/config.json"), Path(path, "config.json")) if p.is_file()), Path(path))
+    usual = Path(path, "unet/config.json")
+    return usual if usual.is_file() else Path(path, "config.json")
 
 
 def check_model(path: str) -> None:

@@ -267,3 +267,16 @@ def test_a_preset_trains_resumes_fine_tunes_and_samples(patched, tmp_path, capfd
     run(words, "samples", tiny)
     images = np.load(tmp_path / "samples/samples_2x32x32x3.npz")["arr_0"]
     assert images.shape == (2, 32, 32, 3)
+
+
+def test_a_row_names_the_weights_that_it_wants_before_it_starts(tmp_path, capsys):
+    from run.train.__main__ import main
+
+    tuned = ["lsun-church-ldm-ogdm-ft", "--third-party", str(tmp_path), "--dry-run"]
+    assert main(tuned) == 0
+    assert "there is no " in (said := capsys.readouterr().err) and "lsun_churches256/model.ckpt" in said
+    assert main([*tuned, "--", "model.params.ckpt_path=own.ckpt"]) == 0 and not capsys.readouterr().err
+    (tmp_path / "own.ckpt").touch()
+    assert main([*tuned, "--init", str(tmp_path / "own.ckpt")]) == 0 and not capsys.readouterr().err
+    assert main(["cifar10-edm-ogdm-ft", "--data", "x", "--init", "none.pkl", "--dry-run"]) == 0
+    assert "before this can run: --init: there is no file none.pkl" in capsys.readouterr().err

@@ -160,7 +160,7 @@ def test_the_pages_commands_lead_from_pictures_to_a_curve_on_every_backbone(tmp_
     script = re.sub(r"(?<![\w.])(?:\.\./\.\./)?out/", f"{tmp_path}/out/", script)
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     env = os.environ | {"PATH": path, "OGDM_PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(["bash", "-c", script], cwd=ROOT, env=env, capture_output=True, text=True, timeout=1500)
+    done = subprocess.run(["bash", "-c", script], cwd=ROOT, env=env, capture_output=True, text=True, timeout=2400)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     out = tmp_path / "out"
     for name in ("ogdm.png", "adm.png", "edm.png", "figures/teaser.png", "adm/flags.json"):
