@@ -37,7 +37,8 @@ def scores(
     """The numbers of each snapshot; those that the cache has are read from there."""
     points, real = [], reference.digest()
     for number, path in snapshots(args.samples):
-        told = {name: getattr(args, name) for name in (*OF_MODEL, "seed", "evaluator", "features", "pr_images")}
+        names = (*OF_MODEL, "seed", "evaluator", "features", "pr_images", "floor")
+        told = {name: getattr(args, name) for name in names}
         files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
         weights = [sha256(file) for file in files]
         net = sha256(args.weights) if args.weights else ""

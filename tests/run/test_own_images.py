@@ -163,11 +163,11 @@ def test_the_pages_commands_lead_from_pictures_to_a_curve_on_every_backbone(tmp_
     done = subprocess.run(["bash", "-c", script], cwd=ROOT, env=env, capture_output=True, text=True, timeout=2400)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     out = tmp_path / "out"
-    for name in ("ogdm.png", "adm.png", "edm.png", "figures/teaser.png", "adm/flags.json"):
+    for name in ("ogdm.png", "adm.png", "edm.png", "figures/fig1.png", "adm/flags.json"):
         assert (out / name).is_file(), sorted(out.rglob("*"))
     assert len(list((out / "adm" / "grids").glob("*.png"))) == 2 == len(list((out / "edm" / "grids").glob("*.png")))
     assert {p.parent.name for p in out.glob("ogdm/snapshot-*/unet")} == {"snapshot-000001", "snapshot-000002"}
-    assert done.stdout.count("  FID ") == 2 + 3 + 2  # snapshots of each; upstream's ADM also keeps the end
+    assert done.stdout.count("  FID ") == 2 + 2 + 2  # snapshots of each
     assert "D: light" in done.stdout
 
 
