@@ -50,7 +50,8 @@ def load_model(path: str) -> tuple[Any, Any]:
 
     unet, info = UNet2DModel.from_pretrained(path, **_place(UNet2DModel, path, "unet"), output_loading_info=True)
     if lost := info["missing_keys"]:
-        raise ValueError(f"{path} lacks {len(lost)} of the U-Net's tensors, such as {min(lost)}; get it again")
+        where = unet_config(path).parent
+        raise ValueError(f"{where} lacks {len(lost)} of the network's tensors, such as {min(lost)}; get it again")
     return unet, DDPMScheduler.from_pretrained(path, **_place(DDPMScheduler, path, "scheduler"))
 
 
