@@ -78,6 +78,7 @@ def watch(model) -> list[dict]:
 
     def watched_setup(stage):
         setup(stage)
+        outputs.clear()  # D's cost was counted
         observe = model.observer.observe
 
         def watched(**kw):
