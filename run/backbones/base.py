@@ -36,7 +36,7 @@ class Backbone(ABC):
     weights: str  # glob of those weights
     checkpoint: str  # glob of the file that a checkpoint's writing ends with
     observed_checkpoint = ""  # the same with --ogdm, where it is another
-    suffix: str  # of a file of weights
+    suffix = ""  # of a file of weights that can be sampled without a row of Table 5
     samples = ""  # glob of the npz that sampling writes, where it is not samples.npz
     checkpoint_gb: float  # at the paper's size: network, EMA, two moments of Adam, and D with its own
     reads_urls = False  # its scripts download a checkpoint that is an URL
@@ -116,9 +116,9 @@ class Backbone(ABC):
             flags["--discretization"] = discretisation
         return self.command(self.sampling_engine(engine or Engine()), script, flags, out)
 
-    @abstractmethod
     def file_sampling(self, model: str, out: Path, sampler: str, nfe: int, images: int, seed: int) -> tuple[str, Flags]:
         """The sampling script and its flags, without a row of Table 5."""
+        raise ValueError(f"{model}: {self.folder}'s weights are not sampled here; sample them and give the npz")
 
     def sampling_engine(self, engine: Engine) -> Engine:
         """The processes that sample."""
