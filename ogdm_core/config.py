@@ -40,7 +40,7 @@ class OGDMConfig:
     adversarial: str    = _setting("nonsaturating", "adversarial form: the paper's, or the hinge loss", choices=("nonsaturating", "hinge"))
     r1: float           = _setting(0.01, "weight of R1, the squared gradient norm of D at real data", low=0.0)
     r1_every: int       = _setting(16, "steps between R1 penalties; the weight is multiplied by it", low=1)
-    d_kind: str         = _setting("paper", "D's architecture: the paper's, a light one, or (diffusers only) by the denoiser's size", choices=("paper", "light", "auto"))
+    d_kind: str         = _setting("auto", "D's architecture: the paper's, a light one, or the paper's if it costs no more than the denoiser's step", choices=("paper", "light", "auto"))
     d_width: float      = _setting(1.0, "width of D; 1 is its full size", above=0.0)
     d_lr: float         = _setting(1e-3, "learning rate of D", above=0.0)
     d_mapping_lr: float = _setting(1.0, "learning rate of D's mapping of (t, s), as a multiple of d_lr", above=0.0)
@@ -84,6 +84,7 @@ RELEASE = {
     "adversarial": "hinge",
     "r1": 0.25,
     "r1_every": 1,
+    "d_kind": "paper",
     "d_lr": 1e-4,
     "d_mapping_lr": 0.01,
 }

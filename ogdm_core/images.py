@@ -99,7 +99,7 @@ class Folder(Images):
     """
 
     def __init__(self, root: Path, size: int | None = None, exact: bool = False):
-        self.files = sorted(p for p in root.rglob("*") if p.suffix.lower() in SUFFIXES and _is_ours(p, root))
+        self.files = sorted(p for p in root.rglob("*") if p.suffix.lower() in SUFFIXES and is_ours(p, root))
         if not self.files:
             raise FileNotFoundError(f"{root}: no image files ({', '.join(SUFFIXES)}) in it")
         folders = sorted({p.parent for p in self.files})
@@ -178,7 +178,7 @@ def central_square(image: Image.Image) -> Image.Image:
     return image.crop((left, top, left + side, top + side))
 
 
-def _is_ours(path: Path, root: Path) -> bool:
+def is_ours(path: Path, root: Path) -> bool:
     """Whether it is a file without a dot in front of a name on its way; a dead link is, to be refused."""
     hidden = any(name.startswith(".") for name in path.relative_to(root).parts)
     return not hidden and (path.is_file() or not path.exists())

@@ -13,20 +13,20 @@ of the denoiser, Heun's one, D's step none. The observer never touches the globa
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import distributed
+from . import cost, distributed
 from .checkpoints import differences, format_differences
 from .config import OGDMConfig
 from .discriminator import KINDS
 from .losses import emission_loss, fake_loss, r1_penalty, real_loss
 from .random import replayed, seed_of, torch_state
 from .schedule import Schedule, expand
-from .solvers import ConditionalEpsFn, project, reach, under
+from .solvers import ConditionalEpsFn, EpsFn, project, reach, under
 
 STATE_VERSION = 1
 DArguments = tuple[Tensor, Tensor, Tensor | None]  # what D is told beside x: unit t, unit s, label
@@ -55,6 +55,8 @@ class Observer:
     steps      length of the run, for config.plain_end; None where it is not known
     build      makes D from (channels, size, labels, width); by default config.d_kind's, for images.
                With d_mapping_lr other than 1 it needs `mapping_parameters()`
+    denoiser   the denoiser as a function of (x [1, C, H, W], t [1]). It is called once, to count what D costs
+               beside it, from which d_kind `auto` follows; without it `auto` is the light D
     """
 
     def __init__(
@@ -67,25 +69,51 @@ class Observer:
         device: torch.device | str = "cpu",
         build: Callable[..., torch.nn.Module] | None = None,
         steps: float | None = None,
+        denoiser: EpsFn | None = None,
     ):
         schedule.longest_lookahead(config.k)  # raises where k is too small
         self.config, self.schedule, self.device = config, schedule, torch.device(device)
-        if config.d_kind not in KINDS:
-            raise ValueError("d_kind auto: only the trainer for diffusers models chooses D; give paper or light")
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(config.seed)  # torch.manual_seed: CUDA's as well
-            D = (build or KINDS[config.d_kind])(channels, size, labels, config.d_width)
-        self.D = D.to(self.device)
-        self._shape = {"channels": channels, "size": size, "labels": labels,
-                       "d_kind": config.d_kind, "d_width": config.d_width}  # fmt: skip
-        distributed.broadcast(self.D.parameters())
-        self.optimizer = torch.optim.Adam(self._parameter_groups(), lr=config.d_lr, fused=True)
+        self._shape: dict[str, Any] = {"channels": channels, "size": size, "labels": labels, "d_width": config.d_width}
+        self._build, self.auto = build, config.d_kind == "auto"
+        self._operations: float | None = None  # of the denoiser's forward pass
+        if denoiser is not None and build is None:
+            x = torch.zeros(1, channels, size, size, device=self.device)
+            t = torch.full((1,), schedule.T, device=self.device)
+            self._operations = cost.operations(lambda: denoiser(x, t), self.device)
+        self._make_d(cost.choose(config, channels, size, labels, self._operations))
         self.steps, self.total_steps = 0, steps
         self.skipped = torch.zeros((), device=self.device)
+        self._outside = torch.zeros((), device=self.device)  # times that the schedule does not have
         self.per_sample: dict[str, Tensor] = {}
         self._pending: list[_Observation] = []
         self._sums: dict[str, tuple[Any, int]] = {}  # of per_sample, and how many they are of
         self._generator = torch.Generator(self.device)
+
+    def _make_d(self, kind: str) -> None:
+        """A new D of this kind, and its optimiser."""
+        c, shape = replace(self.config, d_kind=kind), self._shape
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(c.seed)  # torch.manual_seed: CUDA's as well
+            D = (self._build or KINDS[kind])(shape["channels"], shape["size"], shape["labels"], c.d_width)
+        self.config, self._shape = c, shape | {"d_kind": kind}
+        self.D = D.to(self.device)
+        distributed.broadcast(self.D.parameters())
+        self.optimizer = torch.optim.Adam(self._parameter_groups(), lr=c.d_lr, fused=True)
+
+    def about_d(self) -> str:
+        """For a trainer's log: D's kind and size and, where the denoiser is known, what it costs."""
+        parameters = sum(p.numel() for p in self.D.parameters())
+        said = f"D: {self.config.d_kind}, {parameters:,} parameters"
+        if self._operations is None:
+            return said
+        kind, shape = self.config.d_kind, self._shape
+        sizes = (shape["channels"], shape["size"], shape["labels"])
+        times = cost.cost_of_d(self.config, kind, *sizes, self._operations)
+        said += f"; its passes cost about {times:.2g} times the denoiser's step"
+        if times > cost.DEAR:
+            cheaper = "d_kind light, or a smaller d_width," if kind == "paper" else "a smaller d_width"
+            said += f"\nwarning: D costs more than {cost.DEAR:g} steps of the denoiser; {cheaper} costs less"
+        return said
 
     @property
     def watching(self) -> bool:
@@ -132,6 +160,9 @@ class Observer:
         c, schedule = self.config, self.schedule
         if not self.watching:
             return x_t.new_zeros(len(t), dtype=torch.float32)
+        self._outside += schedule.outside(t).sum()
+        if self.device.type == "cpu":  # elsewhere the count is read with the other numbers
+            self._check_times()
         with torch.no_grad():
             if s is None:
                 seed = seed_of(c.seed, distributed.rank(), self.steps, len(self._pending))
@@ -263,6 +294,7 @@ class Observer:
 
     def stats(self) -> dict[str, float]:
         """Means since the last call, on this rank. This is the only host synchronisation."""
+        self._check_times()
         means = {name: float(total) / count for name, (total, count) in self._sums.items()}
         self._sums = {}
         return means | {"skipped": float(self.skipped)}
@@ -296,6 +328,8 @@ class Observer:
                 "not an observer's state (or of another version); start without it to train a new discriminator"
             )
         theirs = {"d_kind": "paper"} | state["shape"] | state.get("schedule", {})
+        if self.auto and theirs["d_kind"] != self.config.d_kind and theirs["d_kind"] in KINDS:
+            self._make_d(theirs["d_kind"])  # a run keeps the D that it began with
         differ = format_differences(differences(theirs, self._shape | self.schedule.description()))
         if differ:
             raise ValueError(
@@ -319,6 +353,15 @@ class Observer:
         self._sums = dict(state.get("sums", {}))
         self._pending.clear()
         return format_differences(differences(state["config"], self.config.to_dict()))
+
+    def _check_times(self) -> None:
+        """Raises where `observe` was given a time that the schedule does not have."""
+        if self._outside > 0:
+            T = self.schedule.T
+            raise ValueError(
+                f"observe: {int(self._outside)} of the times t are not in 1..{T}, which the schedule counts; t = 0 is "
+                f"the data. For a network that counts from 0: t = torch.randint(1, {T + 1}, ...), net(x_t, t - 1)"
+            )
 
     def _parameter_groups(self) -> list[dict[str, Any]]:
         """D's parameters; those of its mapping apart where they have a rate of their own."""

@@ -84,6 +84,10 @@ class Schedule(ABC):
         levels: dict[str, str | float] = {n: float(self.sigma(t)) for n, t in ends.items()}
         return levels | {"schedule": type(self).__name__, "T": float(self.T), "sigma_data": float(self.sigma_data)}
 
+    def outside(self, t: Tensor) -> Tensor:
+        """Whether each time [N] is one that the schedule does not have; with continuous times none is."""
+        return torch.zeros_like(t, dtype=torch.bool)
+
     # ---- the lookahead s, and u = t - s -------------------------------------------------------
 
     @abstractmethod
@@ -252,6 +256,9 @@ class DiscreteVP(Schedule):
 
     def b(self, t: Tensor) -> Tensor:
         return self._lookup(t)[1][t.long()]
+
+    def outside(self, t: Tensor) -> Tensor:
+        return ~((t >= 1) & (t <= self.T))
 
     def longest_lookahead(self, k: float) -> int:
         """floor(k T) steps of the grid."""

@@ -1,6 +1,6 @@
 """Samples of a trained network, for whatever measures them or shows them."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from tqdm import trange
 
 from ogdm_core.cli import bar_interval
-from ogdm_core.diffusers.model import load_model, make_eps_fn, schedule_of
+from ogdm_core.diffusers.model import load_model, make_eps_fn, schedule_of, unet_config
 from ogdm_core.fewstep import write_npz
 from ogdm_core.guidance import Guide, gradient_plan, guided, guided_nfe, load_guide
 from ogdm_core.images import to_uint8
@@ -17,6 +17,9 @@ from ogdm_core.random import generator_of
 from ogdm_core.samplers import sample
 from ogdm_core.schedule import Schedule
 from ogdm_core.solvers import EpsFn
+from run import backbones
+from run.backbones.base import Backbone
+from run.provenance import ROOT
 
 BATCH = 64  # images at once
 
@@ -97,7 +100,7 @@ class Model(Network):
         def eps_of(label: Tensor | None) -> EpsFn:
             return make_eps_fn(unet, schedule, kind, {"class_labels": label})
 
-        shape = shape_of(unet.config, f"{path}/unet/config.json")
+        shape = shape_of(unet.config, unet_config(path))
         super().__init__(schedule, shape, eps_of, device, unet.config.num_class_embeds or 0)
 
 
@@ -106,7 +109,7 @@ def draw_images(
     guide: Path | None = None, weight: float = 1.0, **solver: Any,
 ) -> None:  # fmt: skip
     """Writes `count` samples of the model at `path` to an npz, as an evaluator reads them."""
-    model = Model(path)
+    model = open_network(Path(path))
     noise = torch.randn((count, *model.shape), generator=generator_of(seed, "samples"))
     x = model.draw(noise, sampler, nfe, guide=load_guide(guide, model.device) if guide else None, weight=weight,
                    **solver)  # fmt: skip
@@ -115,3 +118,28 @@ def draw_images(
     write_npz(str(output), images, None if label is None else label.cpu().numpy())
     cost = guided_nfe(sampler, nfe) if guide else nfe
     print(f"wrote {output}: {count} images, {sampler}, NFE {cost}", flush=True)
+
+
+def backbone_of(path: Path) -> Backbone | None:
+    """The backbone whose weights the file holds; None for a model in diffusers' format or an npz of samples."""
+    if path.suffix == ".npz" or unet_config(path).is_file():
+        return None
+    readable = [b for b in map(backbones.get, backbones.NAMES) if b.suffix]
+    if not path.is_file() or not (found := [b for b in readable if b.suffix == path.suffix]):
+        kinds = ", ".join(f"{b.name}'s {b.suffix}" for b in readable)
+        raise ValueError(f"{path} is no model: give a folder in diffusers' format, or a file of weights: {kinds}")
+    return found[0]
+
+
+def open_network(
+    path: Path, device: str | None = None, native: Sequence[str] = (), third_party: Path = ROOT / "third_party"
+) -> Network:
+    """A model in diffusers' format, or a file of weights of a backbone's; `native` is for `Backbone.network`."""
+    backbone = backbone_of(path)
+    if backbone is None:
+        return Model(str(path), device)
+    if problem := backbone.not_ready(third_party):
+        raise ValueError(problem)
+    if native and not backbone.needs_flags:
+        raise ValueError(f"--native: {backbone.name}'s checkpoints hold their network's flags; leave it out")
+    return backbone.network(path, third_party, native, device or device_here())

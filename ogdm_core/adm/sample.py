@@ -11,6 +11,7 @@ from torch import distributed as dist
 from .. import fewstep
 from ..random import generator_of
 from ..samplers import sample
+from . import beside
 from .train import make_eps_fn, schedule_of
 
 
@@ -27,6 +28,7 @@ class Sampling:
             args.clip_denoised = args.sampler in (None, "euler", "stochastic")
         if args.sampler:
             fewstep.check_grid(schedule_of(diffusion), vars(args))
+            beside.check(args.model_path, args, "--model_path")
             logger.log(
                 f"assuming --num_heads {args.num_heads}, --num_head_channels "
                 f"{args.num_head_channels}: weights of other heads load all the same, and sample "

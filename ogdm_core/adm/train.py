@@ -4,6 +4,7 @@ Upstream counts a network's time from 0, the paper from 1: t = index + 1.
 """
 
 import argparse
+import copy
 import functools
 import itertools
 from typing import Any
@@ -14,7 +15,7 @@ from guided_diffusion.script_util import str2bool
 from torch import Tensor
 from torch import distributed as dist
 
-from .. import folder
+from .. import contact, folder
 from ..checkpoints import Guard
 from ..cli import number
 from ..distributed import average, gather
@@ -23,7 +24,7 @@ from ..forward import Recorder, lr_scale
 from ..observer import Observer
 from ..schedule import DiscreteVP
 from ..solvers import ConditionalEpsFn
-from . import data, resume
+from . import beside, data, resume
 from .compat import refusals
 
 Upstream: Any = object  # TrainLoop, once it is mixed in
@@ -79,6 +80,10 @@ def add_train_arguments(parser: argparse.ArgumentParser) -> None:
     start = "start from these weights (a model or an EMA .pt) with the step counter at zero"
     sync = "average gradients over CPU ranks without --ogdm too (with it they always are)"
     parser.add_argument("--init_checkpoint", default="", metavar="PATH", help=start)
+    parser.add_argument("--grid_interval", default=0, type=number(int, 0), metavar="STEPS",
+                        help="steps between grids of samples, in OPENAI_LOGDIR/grids (default: 0, none)")  # fmt: skip
+    parser.add_argument("--grid_nfe", default=10, type=number(int, 1), metavar="INT",
+                        help="network evaluations of those samples (default: 10)")  # fmt: skip
     parser.add_argument("--sync_gradients", default=False, type=str2bool, metavar="BOOL", help=sync)
 
 
@@ -109,8 +114,8 @@ class ObservedDiffusion:
 
 
 class ObservedLoop(Upstream):
-    """Mixed into upstream's TrainLoop, to which it leaves everything without --ogdm,
-    --init_checkpoint and --sync_gradients. `flags` is image_train.py's parsed command line.
+    """Mixed into upstream's TrainLoop, to which it leaves everything without --ogdm, --init_checkpoint,
+    --grid_interval and --sync_gradients, but for a file of its flags. `flags` is image_train.py's parsed command line.
     """
 
     diffusion: Any
@@ -121,17 +126,23 @@ class ObservedLoop(Upstream):
     def __init__(self, *, flags: argparse.Namespace, **kwargs: Any):
         with refusals():
             config, self.init_checkpoint = from_args(flags, "adm"), flags.init_checkpoint
+        self.flags = flags
         self.resumed = train_util.find_resume_checkpoint() or flags.resume_checkpoint
         if config:
             folder.claim(train_util.get_blob_logdir())
             folder.agree(vars(flags))
             self.fingerprint = folder.fingerprint(flags.data_dir) if flags.data_dir and dist.get_rank() == 0 else ""
+        if self.init_checkpoint and not self.resumed:
+            beside.check(self.init_checkpoint, flags, "--init_checkpoint")
         if config and self.resumed:
+            beside.check(self.resumed, flags, "--resume_checkpoint")
             rates = [float(rate) for rate in str(flags.ema_rate).split(",")]
             state = resume.check(self.resumed, rates)
         if config and flags.data_dir:
             data.check(flags, kwargs["model"].num_classes or 0, image_datasets)
         super().__init__(**kwargs)
+        if dist.get_rank() == 0:
+            beside.write(train_util.get_blob_logdir(), flags)
         wanted = config is not None or flags.sync_gradients
         self.averages = wanted and not self.use_ddp and dist.get_world_size() > 1
         if self.averages:
@@ -142,15 +153,22 @@ class ObservedLoop(Upstream):
             config, schedule_of(self.diffusion), self.model.in_channels, self.model.image_size,
             labels=self.model.num_classes or 0, device=dist_util.dev(),
             steps=self.lr_anneal_steps,  # at which upstream ends; 0: never
+            denoiser=make_eps_fn(self.diffusion, self.model, self._one_condition()),
         )  # fmt: skip
         self.data = resume.ReplayableData(self.data, self._save_before_an_error)
-        logger.log(f"observation guidance: {config}")
         if self.resumed:
             resume.load(self, state, logger)
+        logger.log(f"observation guidance: {self.observer.config}")
+        logger.log(self.observer.about_d())
         self.guard = self._guard()
         self.diffusion = ObservedDiffusion(self.diffusion, self.observer, self.guard)
         folder.outlive_output()
         self.stop = folder.Stop().listen()
+
+    def _one_condition(self) -> dict[str, Tensor]:
+        """The condition of one image, by which the denoiser's operations are counted."""
+        one = torch.zeros(1, dtype=torch.long, device=dist_util.dev())
+        return {} if self.model.num_classes is None else {"y": one}
 
     @refusals()
     def _load_and_sync_parameters(self) -> None:
@@ -180,6 +198,7 @@ class ObservedLoop(Upstream):
         """Upstream's step, then D's, at the rate that upstream's step was taken with."""
         scale = lr_scale(self.opt)
         super().run_step(batch, cond)
+        self._draw_grid()
         if self.observer is None:
             return
         self.observer.step(scale)
@@ -197,6 +216,18 @@ class ObservedLoop(Upstream):
             gather(None)  # rank 0 writes last, and a launcher ends the others when the first one ends
             logger.log(f"stopped by a signal at {self._now()}; --resume_checkpoint continues from there")
             raise SystemExit(folder.STOPPED)
+
+    def _draw_grid(self) -> None:
+        """Every --grid_interval steps rank 0 draws samples of the first average's, in a copy of the network."""
+        step, every = self.step + self.resume_step, self.flags.grid_interval
+        if not every or step % every or dist.get_rank():
+            return
+        model, device = copy.deepcopy(self.model).eval(), dist_util.dev()
+        model.load_state_dict(self.mp_trainer.master_params_to_state_dict(self.ema_params[0]))
+        cond = {"y": contact.labels(model.num_classes).to(device)} if model.num_classes else {}
+        eps_fn = make_eps_fn(self.diffusion, model, cond, clip=True)
+        shape = (model.in_channels, model.image_size, model.image_size)
+        contact.write(logger.get_dir(), step, eps_fn, schedule_of(self.diffusion), shape, self.flags.grid_nfe, device)
 
     def save(self) -> None:
         if self.observer is None:

@@ -48,9 +48,13 @@ def parser() -> argparse.ArgumentParser:
     add("--mixed-precision", choices=("no", "fp16", "bf16"), default="no")
     add("--seed", type=seed, default=0, help="seed of data order and noise (default: 0)")
     add("--save-every", type=count, default=500, help="steps between checkpoints (default: 500)")
+    add("--keep-every", type=count, metavar="N", help="also keep the model of every N-th step, in "
+        "OUTPUT/snapshot-NNNNNN, for run/evaluate.sh --curve")  # fmt: skip
     add("--log-every", type=count, default=50, help="steps between log.jsonl's lines (default: 50)")
-    add("--tensorboard", action="store_true", help="losses, D's accuracy and, at each checkpoint, "
-        "samples, in OUTPUT/tensorboard")  # fmt: skip
+    add("--report-to", choices=("tensorboard", "wandb", "none"), default="none", help="losses, D's accuracy and, "
+        "at each checkpoint, samples; a resumed run goes on in the same place (default: none)")  # fmt: skip
+    add("--tensorboard", action="store_const", dest="report_to", const="tensorboard",
+        help="the same as --report-to tensorboard, in OUTPUT/tensorboard")  # fmt: skip
     add_arguments(p, "diffusers")
     return p
 
@@ -78,6 +82,8 @@ def main(argv: list[str] | None = None) -> int:
         with memory_errors_named():
             trainer = Trainer(args)
     except ModuleNotFoundError as error:
+        if error.name == "wandb":
+            p.error("--report-to wandb: there is no wandb; pip install wandb")
         extra = "ldm" if error.name == "tensorboard" else "diffusers"
         p.error(f"{error}; pip install -e '.[{extra}]' in a clone brings the trainer's packages")
     except (ValueError, OSError, ImportError) as error:

@@ -18,26 +18,57 @@ from ..schedule import DiscreteVP, expand
 from ..solvers import ConditionalEpsFn
 
 
+def unet_config(path: str | Path) -> Path:
+    """The config of the U-Net in a model's folder: in unet/, or, as in the hub's older models, at its root."""
+    usual = Path(path, "unet/config.json")
+    return usual if usual.is_file() else Path(path, "config.json")
+
+
 def check_model(path: str) -> None:
     """Raises unless `path` is a folder in diffusers' format or may be a hub name."""
-    if not Path(path).exists() and path.count("/") != 1:
-        raise FileNotFoundError(f"there is no folder {path!r}, and it is not a hub name OWNER/NAME")
-    if Path(path).exists() and not Path(path, "unet").is_dir():
-        raise FileNotFoundError(f"{path!r} has no unet/ folder; is it a model in diffusers' format?")
-    for config in (Path(path, "unet/config.json"), Path(path, "scheduler/scheduler_config.json")):
-        if config.is_file():
-            read_json(config)
+    if not Path(path).exists():
+        if path.count("/") != 1:
+            raise FileNotFoundError(f"there is no folder {path!r}, and it is not a hub name OWNER/NAME")
+        return
+    config = unet_config(path)
+    if not config.is_file():
+        raise FileNotFoundError(
+            f"{path!r} has no unet/config.json and no config.json; is it a model in diffusers' format?"
+        )
+    kind = read_json(config).get("_class_name", "UNet2DModel")
+    if kind != "UNet2DModel":
+        raise ValueError(f"{config} is of a {kind}; only UNet2DModel is supported here, others by a loop of your own")
+    for file in (Path(path, "scheduler/scheduler_config.json"), Path(path, "scheduler_config.json")):
+        if file.is_file():
+            read_json(file)
 
 
 def load_model(path: str) -> tuple[Any, Any]:
-    """(UNet2DModel, DDPMScheduler) from a diffusers folder or hub name."""
+    """(UNet2DModel, DDPMScheduler) from a diffusers folder or hub name, each in its folder or at the root."""
     check_model(path)
     from diffusers import DDPMScheduler, UNet2DModel  # images are evaluated without this package, too
 
-    unet, info = UNet2DModel.from_pretrained(path, subfolder="unet", output_loading_info=True)
+    unet, info = UNet2DModel.from_pretrained(path, **_place(UNet2DModel, path, "unet"), output_loading_info=True)
     if lost := info["missing_keys"]:
-        raise ValueError(f"{path}/unet lacks {len(lost)} of the network's tensors, such as {min(lost)}; get it again")
-    return unet, DDPMScheduler.from_pretrained(path, subfolder="scheduler")
+        where = unet_config(path).parent
+        raise ValueError(f"{where} lacks {len(lost)} of the network's tensors, such as {min(lost)}; get it again")
+    return unet, DDPMScheduler.from_pretrained(path, **_place(DDPMScheduler, path, "scheduler"))
+
+
+def _place(kind: Any, path: str, folder: str) -> dict[str, str]:
+    """The subfolder that holds a part of a model, as diffusers' functions take it; none for the root."""
+    try:
+        kind.load_config(path, subfolder=folder)
+    except OSError as error:
+        why: BaseException | None = error
+        while why is not None:
+            if type(why).__name__ == "LocalEntryNotFoundError":
+                raise OSError(
+                    f"the hub is out of reach, and {path} is not in its cache; give a local folder, or try again online"
+                ) from error
+            why = why.__cause__ or why.__context__
+        return {}
+    return {"subfolder": folder}
 
 
 def schedule_of(scheduler, sigma_data: float = 0.5) -> DiscreteVP:

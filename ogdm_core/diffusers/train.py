@@ -2,31 +2,32 @@
 
 import argparse
 import contextlib
+import importlib.util
 import json
 import os
 import shlex
 import shutil
 import sys
+import uuid
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate import Accelerator
 from diffusers import DDPMPipeline, DDPMScheduler, UNet2DModel
 from diffusers.training_utils import EMAModel
 from safetensors import SafetensorError
-from torch import Tensor
 from tqdm import tqdm
 
 from .. import folder, trust
 from .. import images as data_sets
 from ..checkpoints import DamagedError, Guard, all_finite, differences, format_differences, is_whole, reading
 from ..config import OGDMConfig
-from ..discriminator import Discriminator
 from ..distributed import say_who_the_environment_awaits
-from ..files import atomic_write, check_writable, write_json
+from ..files import atomic_write, check_writable, write_json, write_text
 from ..flags import from_args
 from ..observer import Observer
 from ..random import generator_of
@@ -63,22 +64,6 @@ def build_unet(
     )
 
 
-def choose_d(config: OGDMConfig, unet: torch.nn.Module, channels: int, size: int, classes: int) -> OGDMConfig:
-    """The settings with D's kind in place of `auto`.
-
-    The paper's D where the denoiser has more parameters than it, else the light one.
-    """
-    with torch.device("meta"):  # counts parameters without memory or random numbers
-        paper = Discriminator(channels, size, classes, config.d_width)
-    larger = parameters_of(unet) > parameters_of(paper)
-    return replace(config, d_kind="paper" if larger else "light")
-
-
-def parameters_of(module: torch.nn.Module) -> int:
-    """The number of parameters."""
-    return sum(p.numel() for p in module.parameters())
-
-
 class Trainer:
     """One run: its model, its observer, its folder, which is not made if settings are bad.
 
@@ -102,11 +87,22 @@ class Trainer:
         self.total, self.since = torch.zeros((), device=self.accelerator.device), 0  # of the losses since that step
         self._resume()
         self.guard = Guard(self.unet.parameters, lambda: self.ema.shadow_params, self._good)
-        self.board: Any = None
-        if args.tensorboard and self.accelerator.is_main_process:
-            from torch.utils.tensorboard import SummaryWriter  # in another extra
+        self._report()
 
-            self.board = SummaryWriter(args.output / "tensorboard", purge_step=self.step + 1)
+    def _report(self) -> None:
+        """Starts or continues --report-to's tracker."""
+        to, out = self.args.report_to, self.args.output
+        if to == "none":
+            return
+        if to == "wandb" and self.accelerator.is_main_process:
+            file = out / "wandb-id"  # by which a resumed run finds its own
+            if not file.exists():
+                write_text(file, uuid.uuid4().hex)
+            own = {"id": file.read_text(), "resume": "allow", "name": out.name, "dir": str(out)}
+        else:
+            own = {"purge_step": self.step + 1} if to == "tensorboard" else {}
+        project = "tensorboard" if to == "tensorboard" else "ogdm"  # the folder, or wandb's project
+        self.accelerator.init_trackers(project, init_kwargs={to: own})
 
     def _check_flags(self) -> list[int]:
         """Raises for what the flags alone can get wrong; returns the U-Net's widths."""
@@ -129,7 +125,19 @@ class Trainer:
         """The network with its average and its optimiser, the noise schedule, the observer."""
         a, images = self.args, self.images
         say_who_the_environment_awaits()
-        self.accelerator = Accelerator(mixed_precision=a.mixed_precision)
+        alone = not torch.accelerator.is_available()  # else torchrun's processes on CPUs would not meet
+        if a.report_to != "none" and importlib.util.find_spec(a.report_to) is None:
+            raise ModuleNotFoundError(f"No module named {a.report_to!r}", name=a.report_to)
+        to = None if a.report_to == "none" else a.report_to
+        self.accelerator = Accelerator(
+            cpu=alone, mixed_precision=a.mixed_precision, log_with=to, project_dir=a.output if to else None
+        )
+        world = int(os.environ.get("WORLD_SIZE", "1"))
+        if world != self.accelerator.num_processes:
+            raise ValueError(
+                f"WORLD_SIZE says {world} processes, accelerate sees {self.accelerator.num_processes}: each would "
+                "train a model of its own into one folder; start them by torchrun or accelerate launch"
+            )
         torch.manual_seed(a.seed)
         if a.model:
             self.unet, self.scheduler = load_model(a.model)
@@ -153,11 +161,12 @@ class Trainer:
         self.observer = None
         if self.config:
             shape = (images.channels, images.size, self.classes)
-            if self.config.d_kind == "auto":
-                self.config = choose_d(self.config, self.unet, *shape)
-            self.observer = Observer(self.config, self.schedule, *shape, self.accelerator.device, steps=a.steps)
-            mine, theirs = parameters_of(self.observer.D), parameters_of(self.unet)
-            self.accelerator.print(f"D: {self.config.d_kind}, {mine:,} parameters; the denoiser has {theirs:,}")
+            device = self.accelerator.device
+            one = {"class_labels": torch.zeros(1, dtype=torch.long, device=device)} if self.classes else None
+            denoiser = make_eps_fn(self.unet, self.schedule, self.kind, one)
+            self.observer = Observer(self.config, self.schedule, *shape, device, steps=a.steps, denoiser=denoiser)
+            self.config = self.observer.config
+            self.accelerator.print(self.observer.about_d())
 
     def _check_data(self, channels: list[int]) -> None:
         """Raises where a network cannot be built for the data."""
@@ -238,7 +247,11 @@ class Trainer:
                     self._write_log()
                 if self.step % a.save_every == 0:
                     self.save()
+                if a.keep_every and self.step % a.keep_every == 0:
+                    self._keep()
         self.save()
+        for tracker in self.accelerator.trackers:
+            tracker.finish()
         self.accelerator.wait_for_everyone()  # a launcher ends the others when the first one ends
         return self.step >= a.steps
 
@@ -265,8 +278,7 @@ class Trainer:
         """Adds the means since the last call to the history, and shows them."""
         means = {"transition": transition} | (self.observer.stats() if self.observer else {})
         self.history.append({"step": self.step, **means})
-        for name, value in means.items() if self.board else ():
-            self.board.add_scalar(name, value, self.step)
+        self.accelerator.log(means, step=self.step)
         words = "  ".join(f"{name} {v:.3f}" for name, v in means.items() if name != "skipped")
         with tqdm.external_write_mode():
             self.accelerator.print(f"step {self.step}/{self.args.steps}  {words}", flush=True)
@@ -286,22 +298,11 @@ class Trainer:
         out = self.args.output
         if self.step > self.saved:
             self._write_checkpoint()
-        self.ema.store(self.unet.parameters())
-        self.ema.copy_to(self.unet.parameters())
-        pipeline: Any = DDPMPipeline(unet=self.unet, scheduler=self.scheduler)
-        try:
-            pipeline.save_pretrained(out)
-        except (SafetensorError, OSError) as error:
-            raise OSError(
-                f"the model could not be written to {out} ({error}); {out / CHECKPOINT} is whole: make room, "
-                "and the same command continues from there"
-            ) from error
-        for weights in out.glob("unet/*.safetensors"):  # safetensors makes them the owner's alone
-            shutil.copymode(out / "unet" / "config.json", weights)
-        if self.board:
-            self.board.add_images("samples, Euler 10", self._samples(), self.step)
-            self.board.flush()
-        self.ema.restore(self.unet.parameters())
+        with self._averaged():
+            self._export(out)
+            for tracker in self.accelerator.trackers:
+                form = {"dataformats": "NHWC"} if tracker.name == "tensorboard" else {}
+                tracker.log_images({"samples, Euler 10": self._samples()}, step=self.step, **form)
         command = [Path(sys.executable).name, "-m", "ogdm_core.diffusers", *sys.argv[1:]]
         write_json(out / "training.json", {
             "command": shlex.join(command), "step": self.step, "settings": self._identity(),
@@ -329,15 +330,43 @@ class Trainer:
             folder.keep_previous(self.args.output / CHECKPOINT)
         self.saved = self.step
 
-    def _samples(self) -> Tensor:
-        """16 images [16, C, H, W] in [0, 1] of the network as it is, from the same noise always."""
+    @contextlib.contextmanager
+    def _averaged(self) -> Iterator[None]:
+        """The average's weights in the network."""
+        self.ema.store(self.unet.parameters())
+        self.ema.copy_to(self.unet.parameters())
+        yield
+        self.ema.restore(self.unet.parameters())
+
+    def _export(self, out: Path) -> None:
+        """Writes the network as it is, in diffusers' format."""
+        pipeline: Any = DDPMPipeline(unet=self.unet, scheduler=self.scheduler)
+        try:
+            pipeline.save_pretrained(out)
+        except (SafetensorError, OSError) as error:
+            raise OSError(
+                f"the model could not be written to {out} ({error}); {self.args.output / CHECKPOINT} is whole: make "
+                "room, and the same command continues from there"
+            ) from error
+        for weights in out.glob("unet/*.safetensors"):  # safetensors makes them the owner's alone
+            shutil.copymode(out / "unet" / "config.json", weights)
+
+    def _keep(self) -> None:
+        """A snapshot of the average, for a curve of FID."""
+        self.guard.check(f"step {self.step}")
+        if self.accelerator.is_main_process:
+            with self._averaged():
+                self._export(self.args.output / f"snapshot-{self.step:06d}")
+
+    def _samples(self) -> np.ndarray:
+        """uint8 [16, H, W, C], of the network as it is, from the same noise always."""
         device, shape = self.accelerator.device, (16, self.images.channels, *[self.images.size] * 2)
         noise = torch.randn(shape, generator=generator_of(self.args.seed, "samples")).to(device)
         cond = {"class_labels": torch.arange(16, device=device) % self.classes} if self.classes else None
         eps_fn = make_eps_fn(self.unet.eval(), self.schedule, self.kind, cond)
         x = sample(eps_fn, self.schedule.prior(noise), self.schedule, sampler="euler", nfe=10)
         self.unet.train()
-        return x.clamp(-1, 1) / 2 + 0.5
+        return data_sets.to_uint8(x).permute(0, 2, 3, 1).numpy()
 
     def _good(self) -> str:
         path = self.args.output / CHECKPOINT
@@ -376,6 +405,8 @@ class Trainer:
                     "the version that wrote it, or give another --output"
                 )
             saved = {"x0_weight": 1.0} | state["run"]  # a file from before that flag lacks it
+            if self.config and self.observer and self.observer.auto and saved["ogdm"]:
+                self.config = replace(self.config, d_kind=saved["ogdm"]["d_kind"])  # a run keeps its D
             differ = differences(_flat(saved), _flat(self._identity()))
         if fixed := set(differ) - FREE:
             raise ValueError(

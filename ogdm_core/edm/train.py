@@ -8,16 +8,18 @@ t *is* sigma; the network returns the denoised image D, and eps_t = (x_t - D) / 
 """
 
 import functools
+import json
 import math
 from collections.abc import Callable
 from typing import Any
 
 import click
 from torch import Tensor
+from torch.nn.functional import one_hot
 from torch.optim import Optimizer
 
-from .. import folder
-from ..checkpoints import Guard
+from .. import contact, folder
+from ..checkpoints import Guard, differences, format_differences
 from ..config import OGDMConfig
 from ..denoiser import SIGMA_MAX, SIGMA_MIN, make_eps_fn, to_eps
 from ..distributed import gather, print_once, rank, world
@@ -29,7 +31,15 @@ from ..schedule import RHO, KarrasVE, expand
 from ..trust import trust_option
 from .resume import SkipFirst, check, checkpoint, flat, load_state, newest
 
-__all__ = ["SkipFirst", "load_state", "session", "train_options", "training_kwargs"]  # the patch's
+__all__ = [
+    "SkipFirst",
+    "check_weights",
+    "draw_grid",
+    "load_state",
+    "session",
+    "train_options",
+    "training_kwargs",
+]  # the patch's
 
 
 def schedule_of(net) -> KarrasVE:
@@ -48,6 +58,11 @@ def train_options(main: Callable) -> Callable:
     main = click.option("--blocks", metavar="INT", type=click.IntRange(min=1), help=text)(main)
     text = "Resolutions with self-attention  [default: varies]"
     main = click.option("--attention", metavar="LIST", type=_sizes, help=text)(main)
+    text = "How often to draw a grid of samples, in RUN/grids  [default: never]"
+    main = click.option("--grid", metavar="TICKS", type=click.IntRange(min=1), help=text)(main)
+    text = "Network evaluations of those samples"
+    main = click.option("--grid-nfe", metavar="INT", type=click.IntRange(min=1), default=10, show_default=True,
+                        help=text)(main)  # fmt: skip
     return trust_option(click_options(main))
 
 
@@ -70,7 +85,19 @@ def training_kwargs(opts: dict[str, Any], options: dict[str, Any]) -> dict[str, 
     if config is not None:
         folder.agree(flat(options))
     kwargs: dict[str, Any] = {} if ramp is None else {"lr_rampup_kimg": ramp * 1000}
+    if opts["grid"] is not None:
+        kwargs["grids"] = {"ticks": opts["grid"], "nfe": opts["grid_nfe"]}
     return kwargs if config is None else kwargs | {"ogdm": config.to_dict()}
+
+
+def draw_grid(wanted: dict[str, int] | None, ema, run_dir: str | None, nimg: int, tick: int, done: bool) -> None:
+    """Rank 0 draws a grid of samples of the average's, every `wanted["ticks"]` ticks and at the end."""
+    if wanted is None or run_dir is None or not (done or tick % wanted["ticks"] == 0):
+        return
+    device = next(ema.parameters()).device
+    label = one_hot(contact.labels(ema.label_dim), ema.label_dim).to(device) if ema.label_dim else None
+    shape = (ema.img_channels, ema.img_resolution, ema.img_resolution)
+    contact.write(run_dir, nimg // 1000, make_eps_fn(ema, label), schedule_of(ema), shape, wanted["nfe"], device)
 
 
 class RecordedLoss:
@@ -129,8 +156,9 @@ class Session:
         self.device = next(net.parameters()).device
         self.observer = Observer(
             config, schedule_of(net), net.img_channels, net.img_resolution, labels=net.label_dim, device=self.device,
-            steps=steps,
+            steps=steps, denoiser=make_eps_fn(net, next(net.parameters()).new_zeros(1, net.label_dim)),
         )  # fmt: skip
+        print_once(f"OGDM: {self.observer.about_d()}")
         self.guard = Guard(net.parameters, ema.parameters, functools.partial(newest, run_dir or "."))
         self.loss_fn = RecordedLoss(loss_fn, net, self.observer, self.guard)
         self.last: dict[str, float] = {}
@@ -202,6 +230,28 @@ class Session:
             gather(None)  # rank 0 writes last, and a launcher ends the others when the first one ends
             print_once(f"OGDM: stopped by a signal at {nimg / 1000:g} kimg; --resume continues from there")
             raise SystemExit(folder.STOPPED)
+
+
+def check_weights(session: Session | None, source, path: str) -> None:
+    """Ends the command where the weights of `path` are of another network: upstream copies what has the same name.
+
+    Labels and augmentation may be new, and then start from random weights.
+    """
+    if session is None:
+        return
+    net = session.net
+    kinds = [{"precond": type(n).__name__, **json.loads(json.dumps(n.init_kwargs))} for n in (source, net)]
+    differ = differences(*kinds)
+    for name in ("label_dim", "augment_dim", "img_resolution", "dropout", "use_fp16"):
+        differ.pop(name, None)
+    theirs, ours = ({k: v.shape for k, v in n.state_dict().items()} for n in (source, net))
+    new = ("map_label.", "map_augment.")
+    odd = [
+        n for n in sorted(theirs.keys() | ours.keys()) if theirs.get(n) != ours.get(n) and not any(p in n for p in new)
+    ]
+    if differ or odd:
+        why = format_differences(differ) or f"{len(odd)} tensors are not in both or differ in shape, such as {odd[0]}"
+        raise click.ClickException(f"{path} holds another network ({why}); give the flags that it was trained with")
 
 
 def session(

@@ -92,6 +92,6 @@ def few_steps(
         denoised = net(x, sigma, class_labels)
         return denoised if guidance == 1 else gnet(x, sigma, class_labels).lerp(denoised, guidance)
 
-    schedule, solver = KarrasVE(sigma_min, sigma_max), {"discretisation": grid, "rho": rho, "order": order}
-    eps_fn = make_eps_fn(denoise, labels)
-    return sample(eps_fn, schedule.prior(noise.double()), schedule, sampler=sampler, nfe=nfe, **solver)
+    schedule = KarrasVE(sigma_min, sigma_max)
+    eps_fn, x_T = make_eps_fn(denoise, labels), schedule.prior(noise.double())
+    return sample(eps_fn, x_T, schedule, sampler=sampler, nfe=nfe, discretisation=grid, rho=rho, order=order)

@@ -189,9 +189,17 @@ class Session:
         schedule = KarrasVE(SIGMA_MIN, SIGMA_MAX, RHO, sigma_data=net.sigma_data)
         device = next(net.parameters()).device
         self.net, self.base_lr = net, base_lr
+        no_class = torch.zeros(1, net.label_dim, device=device)
+
+        def denoiser(x: Tensor, sigma: Tensor) -> Tensor:
+            with normalised(net):  # leaves the weights as they are
+                return make_eps_fn(net, no_class)(x, sigma)
+
         self.observer = Observer(
-            config, schedule, net.img_channels, net.img_resolution, labels=net.label_dim, device=device, steps=steps
-        )
+            config, schedule, net.img_channels, net.img_resolution, labels=net.label_dim, device=device, steps=steps,
+            denoiser=denoiser,
+        )  # fmt: skip
+        print_once(f"OGDM: {self.observer.about_d()}")
         self.guard = Guard(net.parameters, tuple, lambda: newest(run_dir))  # its loss, with u in it, has no scale
         self.loss_fn = RecordedLoss(loss_fn, net, self.observer, self.guard)
 

@@ -21,13 +21,14 @@ import torch
 from torch import Tensor
 
 from .. import folder
-from ..checkpoints import Guard, newest_whole
+from ..checkpoints import Guard, differences, format_differences, newest_whole, reading
 from ..config import OGDMConfig
 from ..distributed import print_once
 from ..forward import Recorder, lr_scale
 from ..observer import Observer
 from ..schedule import DiscreteVP
-from ..solvers import ConditionalEpsFn
+from ..solvers import ConditionalEpsFn, EpsFn
+from .export import run_configs
 
 CHECKPOINT_KEY = "ogdm"
 Upstream: Any = object  # LatentDiffusion, once it is mixed in
@@ -86,6 +87,7 @@ class ObservedModel(Upstream):
         config = OGDMConfig.from_mapping(ogdm or {}, "ldm")
         first_stage = kwargs.get("first_stage_config") or {}
         self._first_stage_trained = bool(first_stage.get("params", {}).get("ckpt_path"))
+        self._unet_params = dict((kwargs.get("unet_config") or {}).get("params", {}))
         super().__init__(*args, **kwargs)
         self.ogdm = config
         self.observer: Any = None  # an Observer from `setup` on
@@ -101,9 +103,21 @@ class ObservedModel(Upstream):
             self.observer = Observer(
                 self.ogdm, schedule_of(self), self.channels, self.image_size, classes_of(self), self.device,
                 steps=max(getattr(self._trainer, "max_steps", 0), 0),  # -1: no end
+                denoiser=self._denoiser(),
             )  # fmt: skip
             self.guard = Guard(self.parameters, self._averages, self._good)
-            print_once(f"OGDM: a new discriminator, {self.ogdm.to_dict()}")
+            print_once(f"OGDM: a new discriminator, {self.observer.config.to_dict()}")
+            print_once(f"OGDM: {self.observer.about_d()}")
+
+    def _denoiser(self) -> EpsFn | None:
+        """The network for one image, by which its operations are counted; None under a condition but classes."""
+        if self.cond_stage_model is None:
+            return make_eps_fn(self)
+        if not classes_of(self):
+            return None
+        one = {self.cond_stage_model.key: torch.zeros(1, dtype=torch.long, device=self.device)}
+        with torch.no_grad():
+            return make_eps_fn(self, self.get_learned_conditioning(one))
 
     def configure_callbacks(self) -> list:
         """Adds the callback that makes resume exact."""
@@ -114,6 +128,7 @@ class ObservedModel(Upstream):
     def init_from_ckpt(self, path: str, ignore_keys=(), only_model: bool = False) -> None:
         """Upstream's, but a first stage of random weights is an error and not a line in the log."""
         self._missing: list[str] = []
+        check_unet(path, self._unet_params)
         super().init_from_ckpt(path, ignore_keys=list(ignore_keys), only_model=only_model)
         lost = sum(name.startswith("first_stage_model.") for name in self._missing)
         if lost and not self._first_stage_trained:
@@ -194,6 +209,27 @@ class ObservedModel(Upstream):
     def _good(self) -> str:
         callback = getattr(self.trainer, "checkpoint_callback", None)
         return newest_whole(Path(getattr(callback, "dirpath", None) or ".").rglob("*.ckpt"))
+
+
+def check_unet(path: str, ours: dict[str, Any]) -> None:
+    """ValueError where the config around a checkpoint has another U-Net, of which other heads would go unnoticed."""
+    from omegaconf import OmegaConf
+
+    config = Path(path).with_name("config.yaml")
+    files = [config] if config.is_file() else [Path(file) for file in run_configs(path)]
+    if not files:
+        return
+    with reading(files[-1]):
+        merged: Any = OmegaConf.to_container(OmegaConf.merge(*map(OmegaConf.load, files)))
+        theirs = merged["model"]["params"]["unet_config"]["params"]
+    differ = differences(theirs, OmegaConf.to_container(OmegaConf.create(ours)))
+    for name in ("image_size", "dropout", "use_checkpoint", "use_fp16"):
+        differ.pop(name, None)
+    if differ:
+        raise ValueError(
+            f"model.params.ckpt_path: {path} was trained with another U-Net ({format_differences(differ)}); set "
+            f"model.params.unet_config.params as {files[-1]} has it"
+        )
 
 
 def observed(observer: Observer) -> dict[str, float]:

@@ -180,8 +180,13 @@ class Run:
         self.schedule = schedule_of(self.args.path_type)
         side, device = self.args.image_size // 8, next(model.parameters()).device
         steps = self.per_epoch * self.args.epochs
-        self.observer = Observer(OGDMConfig.from_mapping(self.config.to_dict()), self.schedule, 4, side,
-                                 labels=self.args.num_classes, device=device, steps=steps)  # fmt: skip
+        eps_fn = make_eps_fn(model, self.schedule, self.args.prediction)
+        one = {"y": torch.zeros(1, dtype=torch.long, device=device)}
+        self.observer = Observer(
+            OGDMConfig.from_mapping(self.config.to_dict()), self.schedule, 4, side, labels=self.args.num_classes,
+            device=device, steps=steps, denoiser=lambda x, t: eps_fn(x, t, one),
+        )  # fmt: skip
+        print_once(f"OGDM: {self.observer.about_d()}")
         if self.ours:
             try:
                 changed = self.observer.load_state_dict(self.ours["observer"])

@@ -102,9 +102,11 @@ class Adm(Backbone):
         }  # fmt: skip
 
     def network(self, weights: Path, third_party: Path, native: Sequence[str], device: str) -> "Network":
-        """As the patched image_sample.py samples, predicted x_0 not clipped."""
+        """As the patched image_sample.py samples, predicted x_0 not clipped; without `native` the network is what
+        flags.json beside the weights says, which trainings write."""
         from ogdm_core import trust
         from ogdm_core.cli import Parser
+        from ogdm_core.files import read_json
         from run.sampling import Network
 
         self.put_on_path(third_party)
@@ -115,6 +117,13 @@ class Adm(Backbone):
         parser = Parser(prog="run/solvers.sh, --native")
         known = script_util.model_and_diffusion_defaults()
         script_util.add_dict_to_argparser(parser, known | {"num_classes": 0})
+        beside = weights.with_name("flags.json")
+        if not native and not beside.is_file():
+            raise ValueError(f"{weights}: there is no {beside.name} beside it, which trainings write, so its network "
+                             "is not known; give run/solvers.sh its flags, --native '--image_size 32 ...', or sample "
+                             "it by scripts/image_sample.py and give the npz")  # fmt: skip
+        if not native:
+            native = [word for name, value in read_json(beside).items() for word in (f"--{name}", str(value))]
         flags = vars(parser.parse_args(native))
         classes = (flags["num_classes"] or script_util.NUM_CLASSES) if flags["class_cond"] else 0
         model, diffusion = script_util.create_model_and_diffusion(**{name: flags[name] for name in known})

@@ -86,7 +86,7 @@ class Backbone(ABC):
             raise ValueError(problems[0])
         flags = self.training(preset, engine, data, out, init, seed)
         if preset.ogdm:  # what Table 5 says of the method; the rest are defaults, which a recipe may change
-            said = {"projection": preset.projection, "k": preset.k, "gamma": preset.gamma}
+            said = {"projection": preset.projection, "k": preset.k, "gamma": preset.gamma, "d_kind": "paper"}
             flags |= self.switch_on() | self.ogdm(**{name: v for name, v in said.items() if v is not None})
         return self.command(engine, self.script, flags | dict(more or {}), out)
 
@@ -167,7 +167,7 @@ class Backbone(ABC):
         """What is wrong with a file that somebody gives as this backbone's checkpoint; empty if nothing is."""
         return ""
 
-    def missing_weights(self, preset: Preset, third_party: Path) -> str:
+    def missing_weights(self, preset: Preset, third_party: Path, init: str = "") -> str:
         """What a training needs beside its data and is not there; empty if nothing is."""
         return ""
 

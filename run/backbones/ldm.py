@@ -21,6 +21,7 @@ HERE = Path(__file__).parent
 BASE = "configs/latent-diffusion/lsun_churches-ldm-kl-8.yaml"
 FINETUNE = HERE / "ldm_finetune.yaml"  # what Table 5 does not say of a fine-tune
 SMALL = {"smoke": HERE / "ldm_smoke.yaml", "cpu": HERE / "ldm_cpu.yaml"}
+RELEASED = "models/ldm/lsun_churches256/model.ckpt"
 FIRST_STAGE = "models/first_stage_models/kl-f8/model.ckpt"
 # Of a resumed run; its saved config has the rest, but not how the batch was split.
 KEPT_ON_RESUME = ("-t", "--gpus", "--num_nodes", "--scale_lr", "-s", "data.params.batch_size",
@@ -150,8 +151,13 @@ class Ldm(Backbone):
             return ""
         return f"no config.yaml beside {path}, and it is in no training run; latent-diffusion needs the model's config"
 
-    def missing_weights(self, preset: Preset, third_party: Path) -> str:
-        path = self.home(third_party) / FIRST_STAGE
+    def missing_weights(self, preset: Preset, third_party: Path, init: str = "") -> str:
+        path, released = (self.home(third_party) / file for file in (FIRST_STAGE, RELEASED))
+        if preset.training == "finetune":
+            if init or released.is_file():
+                return ""
+            return (f"{preset.name}: there is no {released}, the model that it starts from; upstream's "
+                    "scripts/download_models.sh fetches it. Or give a baseline of your own: --init FILE")  # fmt: skip
         if preset.training != "baseline" or path.is_file():
             return ""
         return (f"{preset.name}: there is no {path}, the autoencoder that it trains in the latents of; upstream's "

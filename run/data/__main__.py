@@ -2,10 +2,10 @@
 
 from ogdm_core.cli import errors_in_one_line
 
-from . import celeba, cifar10, lsun, lsun_reference
+from . import celeba, cifar10, folder, lsun, lsun_reference
 from .flags import parse
 
-DATASETS = {"celeba": celeba, "cifar10": cifar10, "lsun": lsun, "lsun-reference": lsun_reference}
+DATASETS = {"celeba": celeba, "cifar10": cifar10, "folder": folder, "lsun": lsun, "lsun-reference": lsun_reference}
 
 
 @errors_in_one_line()

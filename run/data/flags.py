@@ -25,6 +25,16 @@ CIFAR-10: 50,000 training images of 32x32 as `airplane_00000.png`, ..., `truck_4
 
 guided-diffusion takes the label from a file's name, up to the first underscore, and numbers the
 labels in alphabetical order, which is CIFAR-10's own."""
+FOLDER = """\
+Pictures of your own, of any size, grey and colour, as every backbone reads them:
+
+    FOLDER/CLASS_000000.png    the central square, upright, at --size; guided-diffusion reads the class
+    FOLDER/dataset.json        the labels, for EDM, whose --data is FOLDER
+    FOLDER/ldm.yaml            given to latent-diffusion's main.py after a config of upstream's
+    FOLDER/reference.npz       all images and labels, for run/evaluate.sh and class-conditional diffusers models
+    FOLDER/left-out.txt        which files were left out, and why
+
+Classes are the folders directly in SOURCE, if there are several. Grey pictures become colour unless all are grey."""
 LSUN = """\
 LSUN-Church in the layout that latent-diffusion reads:
 
@@ -43,7 +53,7 @@ LSUN_COUNT = 126_227  # images in church_outdoor_train_lmdb
 def parser() -> argparse.ArgumentParser:
     """One subcommand per data set; all of them take SOURCE and FOLDER."""
     p = Parser(prog="run/prepare_data.sh", description=DESCRIPTION)
-    names = p.add_subparsers(dest="name", required=True, metavar="celeba|cifar10|lsun|lsun-reference")
+    names = p.add_subparsers(dest="name", required=True, metavar="celeba|cifar10|folder|lsun|lsun-reference")
     count = number(int, 1)
 
     def dataset(name: str, description: str, source: str):
@@ -66,6 +76,11 @@ def parser() -> argparse.ArgumentParser:
     add("--expect", type=count, metavar="N", help="images there must be (default: 50,000 to train on, 10,000 to test)")
     add("--download", action="store_true", help="torchvision fetches it into SOURCE")
 
+    add = dataset("folder", FOLDER, "a folder of pictures")
+    add("--size", type=side, required=True, help="width and height in pixels, a power of two from 8")
+    add("--enlarge", action="store_true", help="take smaller pictures, too")
+    add("--no-classes", action="store_true", help="folders are no classes")
+
     add = dataset("lsun", LSUN, "church_outdoor_train_lmdb.zip, the LMDB folder from it, or a folder of images")
     add("--val", type=Path, help="church_outdoor_val_lmdb.zip")
     add("--count", type=lambda text: None if text == "any" else count(text), default=LSUN_COUNT, metavar="N|any",
@@ -76,6 +91,14 @@ def parser() -> argparse.ArgumentParser:
     add = dataset("lsun-reference", LSUN_REFERENCE, "the folder that run/prepare_data.sh lsun wrote")
     add("--size", type=count, default=256, help="width and height in pixels (default: %(default)s)")
     return p
+
+
+def side(text: str) -> int:
+    """The type of an image size that D takes."""
+    value = number(int, 8)(text)
+    if value & (value - 1):
+        raise argparse.ArgumentTypeError(f"{text} is not allowed; give a power of two from 8, such as 32, 64 or 256")
+    return value
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:

@@ -1,5 +1,6 @@
 """What `run/evaluate.sh` runs."""
 
+import argparse
 import shlex
 import sys
 import tempfile
@@ -12,9 +13,9 @@ from ogdm_core.files import check_writable, write_json
 from run.provenance import commit, versions
 from run.sampling import draw_images
 
-from . import adm, torch_evaluator
+from . import adm, curve, torch_evaluator
 from .flags import ADM, OF_MODEL, parse
-from .sources import open_source, planned
+from .sources import Source, open_source, planned
 
 PACKAGES = ("torch", "numpy", "torch-fidelity", "ogdm")
 
@@ -27,9 +28,11 @@ def main(argv: list[str] | None = None) -> int:
     evaluator = adm if args.evaluator == ADM else torch_evaluator
     try:
         with errors_in_one_line(), tempfile.TemporaryDirectory() as folder:
-            for file in filter(None, (args.json, args.save_statistics)):
+            for file in filter(None, (args.json, args.save_statistics, args.curve)):
                 check_writable(file)
             reference = open_source(args.reference)
+            if args.curve:
+                return draw_curve(reference, evaluator, args, argv)
             samples = planned(args.samples, args.count) if args.model else open_source(args.samples)
             evaluator.check(reference, samples, args)
             if args.model:
@@ -58,6 +61,23 @@ def main(argv: list[str] | None = None) -> int:
     except OSError as error:
         print(f"error: the numbers above could not be written to {args.json}: {error}", file=sys.stderr)
         return 2
+    return 0
+
+
+def draw_curve(reference: Source, evaluator: Any, args: argparse.Namespace, argv: list[str]) -> int:
+    """--curve: every snapshot's numbers, and their picture."""
+
+    def evaluate(real: Source, samples: Source) -> dict[str, Any]:
+        evaluator.check(real, samples, args)
+        return evaluator.evaluate(real, samples, args)
+
+    evaluator.check(reference, reference, args)  # before anything is drawn
+    points = curve.scores(reference, args, evaluate)
+    command = shlex.join(["python", "-m", "run.evaluate", *argv])
+    curve.plot(points, args.curve, f"{args.sampler}, {args.nfe} evaluations, {args.count:,} samples", command)
+    print(f"wrote {args.curve}")
+    if args.json:
+        write_json(args.json, {"points": points, "command": command, "commit": commit()})
     return 0
 
 

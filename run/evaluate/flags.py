@@ -62,6 +62,9 @@ def parser() -> argparse.ArgumentParser:
     add("--seed", type=number(int, 0, 2**63), default=0, metavar="N",
         help="draws those N images, and a model's samples (default: %(default)s)")
     add("--save-statistics", type=Path, metavar="NPZ", help="write the reference's, to be used as a REFERENCE later")
+    add("--curve", type=Path, metavar="PNG",
+        help="SAMPLES is a pattern of snapshots of any backbone, in quotes, such as 'RUN/*snapshot*': sample and score "
+        "each, and draw FID over the number in its name; scores are kept in --cache")
     add("--json", type=Path, metavar="FILE", help="write the numbers, the command, versions and the commit")
     # fmt: on
     return p
@@ -71,10 +74,11 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The flags, `model` (whether SAMPLES is one) among them, with the defaults of a model filled in."""
     p = parser()
     args = p.parse_args(argv)
-    args.model = (args.samples / "unet").is_dir()
+    configs = (args.samples / name for name in ("unet/config.json", "config.json"))
+    args.model = args.curve is not None or any(file.is_file() for file in configs)
     given = [name for name in OF_MODEL if getattr(args, name) is not None]
     if given and not args.model:
-        p.error(f"--{given[0]} is for a model; {args.samples} holds no unet/")
+        p.error(f"--{given[0]} is for a model; {args.samples} is none")
     if args.model:
         vars(args).update({name: getattr(args, name) or default for name, default in OF_MODEL.items()})
         try:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ogdm_core.diffusers.model import unet_config
 from ogdm_core.files import atomic_write, read_json, sha256
 from ogdm_core.images import UNREADABLE, Folder, Images, load, read_npz
 from run.sampling import shape_of
@@ -81,7 +82,7 @@ def open_source(path: str | Path) -> Source:
 
 def planned(model: Path, count: int) -> Source:
     """What `count` samples of a model in diffusers' format will be, before they are drawn."""
-    file = model / "unet" / "config.json"
+    file = unet_config(model)
     shape = (count, *shape_of(read_json(file), file))
     return Source(model, Images(np.broadcast_to(np.uint8(0), shape)))
 

@@ -18,15 +18,14 @@ from ogdm_core.cli import errors_in_one_line
 from ogdm_core.fewstep import write_npz
 from ogdm_core.files import read_json, sha256, write_json, write_text
 from ogdm_core.images import to_uint8
+from ogdm_core.lock import exclusive
 from ogdm_core.nfe import SAMPLERS, steps_for_nfe
 from ogdm_core.random import generator_of
-from run import backbones
 from run.evaluate import torch_evaluator
 from run.evaluate.features import Features, load_features
 from run.evaluate.sources import Source, open_source
-from run.lock import exclusive
 from run.provenance import commit, versions
-from run.sampling import Model, Network, device_here
+from run.sampling import Network, device_here, open_network
 
 from . import report
 from .flags import evaluator, parse
@@ -62,20 +61,10 @@ class Cell:
 
 def open_subject(path: Path, name: str, args: argparse.Namespace) -> Subject:
     """The model at `path`; raises ValueError for what is none."""
-    if (path / "unet").is_dir():
-        files = sorted(p for part in ("unet", "scheduler") for p in (path / part).iterdir())
-        return Subject(name, Model(str(path), args.device), key_of([sha256(p) for p in files]))
-    readable = [b for b in map(backbones.get, backbones.NAMES) if b.suffix]
-    found = [b for b in readable if b.suffix == path.suffix]
-    if not path.is_file() or not found:
-        kinds = ", ".join(f"{b.name}'s {b.suffix}" for b in readable)
-        raise ValueError(f"{path} is no model: give a folder with unet/, as diffusers saves it, or a file: {kinds}")
-    (backbone,) = found
-    if problem := backbone.not_ready(args.third_party):
-        raise ValueError(problem)
-    if args.native and not backbone.needs_flags:
-        raise ValueError(f"--native: {backbone.name}'s checkpoints hold their network's flags; leave it out")
-    network = backbone.network(path, args.third_party, args.native, args.device or device_here())
+    network = open_network(path, args.device, args.native, args.third_party)
+    if path.is_dir():
+        files = sorted(p for part in ("unet", "scheduler") for p in (path / part).glob("*"))
+        return Subject(name, network, key_of([sha256(p) for p in files or sorted(path.glob("*.*"))]))
     return Subject(name, network, key_of(sha256(path), args.native))
 
 

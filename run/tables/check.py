@@ -30,7 +30,7 @@ def problems(options: Options, rows: list[Row]) -> list[str]:
         found += _upstream(options, backbone)
     if not options.scale.data:
         third_party = options.engine.third_party
-        needed = [backbone_of(preset).missing_weights(preset, third_party) for preset in trained(rows)]
+        needed = [backbone_of(p).missing_weights(p, third_party, p.baseline or "") for p in trained(rows)]
         found += _data(options, rows) + list(filter(None, needed))
     return found + _evaluator(options) + _disk(options, rows)
 

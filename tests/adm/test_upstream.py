@@ -301,6 +301,7 @@ def ours(patched, data, theirs, tmp_path_factory):
 
         training(out / "no-weight", data, *OGDM, "--ogdm_gamma", 0),
         training(out / "weight", data, *OGDM, "--ogdm_gamma", 0.1),
+        training(out / "grids", data, *OGDM, "--ogdm_gamma", 0.1, "--grid_interval", 2, "--grid_nfe", 3),
         sampling(out / "ours", out / "weight/ema_0.9999_000002.pt", "--timestep_respacing", 5),
         at_32,
 
@@ -441,6 +442,35 @@ def test_a_rank_that_dies_ends_the_job(patched, data, tmp_path):
 
 def test_cpu_ranks_find_each_other_across_hosts(patched):
     work(patched(NAME), "two_hosts", {}, ranks=2)
+
+
+def test_grids_of_samples_leave_the_training_as_it_was(ours):
+    from PIL import Image
+
+    same_files(ours / "weight", ours / "grids", "model*.pt", "ema*.pt", "opt*.pt", "ogdm*.pt")
+    assert log_of(ours / "weight") == log_of(ours / "grids")
+    found = sorted((ours / "grids/grids").iterdir())
+    assert [p.name for p in found] == ["000000.png", "000002.png"]
+    assert Image.open(found[0]).size == (64, 64) and found[0].read_bytes() != found[1].read_bytes()
+
+
+def test_flags_beside_the_weights_refuse_others(patched, data, ours, tmp_path):
+    """Two heads in place of one load without an error."""
+    kept = json.loads((ours / "plain/flags.json").read_text())
+    assert kept["num_heads"] == 1 and kept["num_channels"] == 32 and "dropout" not in kept
+    weights = ours / "weight/model000002.pt"
+    runs = {
+        "--init_checkpoint": training(tmp_path / "1", data, "--init_checkpoint", weights, "--num_heads", 2),
+        "--resume_checkpoint": training(
+            tmp_path / "2", data, *OGDM, "--resume_checkpoint", weights, "--num_heads", 2),
+        "--model_path": sampling(tmp_path / "3", weights, *S_PNDM, "--num_heads", 2),
+    }  # fmt: skip
+    work(patched(NAME), "errors", list(runs.values()))
+    for flag, run in runs.items():
+        said = Path(run["out"], "error.txt").read_text()
+        assert (
+            f"{flag}: {weights} was trained with other flags (num_heads: 1 there, 2 here); give --num_heads 1" in said
+        )
 
 
 def test_errors_say_what_to_do(patched, data, theirs, tmp_path):

@@ -213,7 +213,7 @@ def test_names_help_and_defaults_are_the_same_everywhere(parser, click_main):
 @pytest.mark.parametrize(("backbone", "r1", "d_lr"), [("adm", 0.25, 1e-4), ("edm", 1.0, 1e-3)])
 def test_the_release_recipe_sets_defaults_and_every_flag_wins(parse, backbone, r1, d_lr):
     release = OGDMConfig(k=0.2, gamma=0.025, adversarial="hinge", r1=r1, r1_every=1, d_lr=d_lr, d_mapping_lr=0.01,
-                         augment_labels="drop" if backbone == "edm" else "keep")  # fmt: skip
+                         d_kind="paper", augment_labels="drop" if backbone == "edm" else "keep")  # fmt: skip
     argv = ["--ogdm", "--ogdm-recipe", "release"]
     assert flags.from_args(parse(*argv), backbone) == release
     won = flags.from_args(parse(*argv, "--ogdm-r1", "0.01", "--ogdm-r1-every", "16"), backbone)

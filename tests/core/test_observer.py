@@ -735,3 +735,42 @@ def test_the_mapping_learns_at_its_own_rate_and_resumes(kind):
     plain = make_observer(d_kind=kind, labels=3)
     with pytest.raises(ValueError, match="d_mapping_lr 0.01, this run has 1"):
         plain.load_state_dict(observer.state_dict())
+
+
+@pytest.mark.parametrize("t", [0, 1001])
+def test_a_time_that_the_schedule_does_not_count_is_refused(t):
+    observer = make_observer()
+    batch, _ = make_batch(observer.schedule)
+    batch["t"][3] = t
+    with pytest.raises(ValueError, match=r"1 of the times t are not in 1\.\.1000.*net\(x_t, t - 1\)"):
+        observer.observe(**batch, eps_t=batch["eps"])
+
+
+def test_auto_without_a_denoiser_is_the_light_d_and_a_resumed_run_keeps_its_own():
+    auto, paper = make_observer(d_kind="auto"), make_observer(d_kind="paper")
+    assert auto.config.d_kind == "light" and auto.about_d().startswith("D: light, ")
+    batch, _ = make_batch(paper.schedule)
+    paper.observe(**batch, eps_t=batch["eps"])
+    paper.step(1.0)
+    assert auto.load_state_dict(paper.state_dict()) == "" and auto.config.d_kind == "paper"
+    assert_same(weights(auto.D), weights(paper.D))
+    with pytest.raises(ValueError, match="d_kind: paper there, light here"):
+        make_observer(d_kind="light").load_state_dict(paper.state_dict())
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_the_cost_of_d_is_what_torch_counts_of_a_step(fused):
+    from torch.utils.flop_counter import FlopCounterMode
+
+    net = torch.nn.Conv2d(3, 3, 3, padding=1)
+    config = OGDMConfig(d_kind="paper", d_width=0.2, fused=fused, r1=0.0, k=0.3, gamma=0.5)
+    observer = Observer(config, DiscreteVP.linear(), 3, 8, denoiser=lambda x, t: net(x))
+    batch, _ = make_batch(observer.schedule, n=4)
+    with FlopCounterMode(display=False) as counter:
+        leaf = batch["eps"].clone().requires_grad_()
+        observer.observe(**batch, eps_t=leaf).sum().backward()
+        observer.step(1.0)
+    counted = counter.get_total_flops() / 4 / (3 * 2 * 81 * 64)  # images; the convolution's three passes
+    said = float(observer.about_d().split("about ")[1].split(" times")[0])
+    assert said == pytest.approx(counted, rel=0.1)
+    assert "warning: D costs more than 2 steps of the denoiser; d_kind light" in observer.about_d()

@@ -82,7 +82,7 @@ class TinyNet(nn.Module):
 
 
 SCHEDULES = {"vp": DiscreteVP.linear, "ve": KarrasVE, "flow": RectifiedFlow, "gvp": GVP}
-SMALL = {"d_width": 0.02, "r1_every": 4, "k": 0.3, "gamma": 0.5}
+SMALL = {"d_kind": "paper", "d_width": 0.02, "r1_every": 4, "k": 0.3, "gamma": 0.5}
 
 
 def make_observer(kind="vp", size=8, channels=3, labels=0, **settings):

@@ -1,7 +1,9 @@
 """The diffusers backbone: training, stopping, resuming, and what it writes."""
 
+import importlib.util
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -107,11 +109,11 @@ def test_ctrl_c_or_a_lost_terminal_saves_and_the_same_command_continues(tmp_path
 
 
 @pytest.mark.parametrize(("channels", "width", "kind"), [(16, 1.0, "light"), (320, 1.0, "paper"), (16, 0.02, "paper")])
-def test_auto_takes_the_papers_d_for_a_denoiser_with_more_parameters(channels, width, kind):
+def test_auto_takes_the_papers_d_where_it_costs_no_more_than_the_denoisers_step(channels, width, kind):
     unet = train.build_unet(data_sets.digits(), [channels, channels], 1, 0)
-    before = torch.get_rng_state()
-    config = train.choose_d(OGDMConfig(d_kind="auto", d_width=width), unet, 1, 8, 0)
-    assert config == OGDMConfig(d_kind=kind, d_width=width)
+    schedule, before = schedule_of(DDPMScheduler()), torch.get_rng_state()
+    observer = Observer(OGDMConfig(d_width=width), schedule, 1, 8, denoiser=make_eps_fn(unet, schedule))
+    assert observer.config == OGDMConfig(d_kind=kind, d_width=width)
     assert torch.equal(before, torch.get_rng_state())
 
 
@@ -127,6 +129,74 @@ def test_plain_ogdm_records_the_d_that_was_chosen_and_writes_to_tensorboard(tmp_
     assert {"transition", "emission", "d_real_acc"} <= set(seen.Tags()["scalars"])
     assert [e.step for e in seen.Scalars("d_real_acc")] == [1, 2]
     assert any("samples" in tag for tag in seen.Tags()["images"])
+
+
+def test_a_tracker_and_snapshots_leave_the_training_as_it_was(tmp_path, trained):
+    folder = run(tmp_path / "run", *OGDM, "--report-to", "tensorboard", "--keep-every", "2")
+    a, b = (torch.load(f / train.CHECKPOINT, weights_only=True) for f in (trained, folder))
+    assert same(a["unet"], b["unet"]) and a["history"] == b["history"] and same(weights(trained), weights(folder))
+    assert sorted(p.name for p in folder.glob("snapshot-*")) == ["snapshot-000002", "snapshot-000004"]
+    assert same(weights(folder / "snapshot-000004"), weights(folder))
+    assert not same(weights(folder / "snapshot-000002"), weights(folder))
+
+
+def test_a_tracker_that_is_not_installed_is_named(tmp_path, refused):
+    if importlib.util.find_spec("wandb"):
+        pytest.skip("wandb is installed")
+    with refused("--report-to wandb: there is no wandb; pip install wandb"):
+        main([*TINY, "--output", str(tmp_path / "run"), "--report-to", "wandb"])
+
+
+@pytest.mark.parametrize("launcher", ["torch.distributed.run", "accelerate.commands.launch"])
+def test_several_processes_on_cpus_train_one_model(tmp_path, launcher):
+    """torchrun's, and accelerate's as on GPUs: both ranks take part in one training."""
+    count = {
+        "torch.distributed.run": ["--standalone", "--nproc_per_node", "2"],
+        "accelerate.commands.launch": ["--multi_gpu", "--num_processes", "2", "--main_process_port", "0"],
+    }  # fmt: skip
+    command = [sys.executable, "-m", launcher, *count[launcher], "-m", "ogdm_core.diffusers", *TINY,
+               "--output", str(tmp_path / "run"), "--steps", "2"]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("2 processes, 16 images per step") == 1, done.stdout
+    assert json.loads((tmp_path / "run" / "training.json").read_text())["settings"]["processes"] == 2
+
+
+def test_processes_that_accelerate_does_not_see_are_refused(tmp_path, monkeypatch, refused):
+    """Such as those of a launcher that sets WORLD_SIZE alone, on a machine with a GPU."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    with refused("WORLD_SIZE says 2 processes, accelerate sees 1"):
+        main([*TINY, "--output", str(tmp_path / "run")])
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_model_with_its_config_at_the_root_is_a_model(tmp_path, trained):
+    """As the hub's classic DDPMs are laid out, which DDPMPipeline.from_pretrained loads, too."""
+    old = tmp_path / "old"
+    old.mkdir()
+    for file in [*(trained / "unet").iterdir(), *(trained / "scheduler").iterdir(), trained / "model_index.json"]:
+        shutil.copy(file, old)
+    assert same(DDPMPipeline.from_pretrained(old).unet.state_dict(), weights(trained))
+    flags = ["--model", str(trained)], ["--model", str(old)]
+    a, b = (run(tmp_path / f"run{i}", *some, steps=1, base=TINY[2:]) for i, some in enumerate(flags))
+    assert same(weights(a), weights(b)) and not same(weights(a), weights(trained))
+
+
+def test_the_hub_out_of_reach_is_said(tmp_path, monkeypatch, refused):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with refused("the hub is out of reach, and google/ddpm-cat-256 is not in its cache"):
+        main([*TINY, "--output", str(tmp_path / "run"), "--model", "google/ddpm-cat-256"])
+
+
+def test_another_kind_of_network_is_named(tmp_path, trained, refused):
+    shutil.copytree(trained, tmp_path / "text")
+    config = tmp_path / "text" / "unet" / "config.json"
+    config.write_text(config.read_text().replace("UNet2DModel", "UNet2DConditionModel"))
+    with refused("is of a UNet2DConditionModel; only UNet2DModel is supported"):
+        main([*TINY, "--output", str(tmp_path / "run"), "--model", str(tmp_path / "text")])
 
 
 def test_a_bug_in_mid_training_shows_its_traceback_and_a_bad_image_one_line(tmp_path, capsys, monkeypatch):

@@ -52,6 +52,7 @@ def observed(projection="euler", gamma=0.1, fine_tuned=False, run_dir=None, **se
     net = Net()
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
     session = train.Session(config, net, net, Loss(), optimizer, fine_tuned=fine_tuned, run_dir=run_dir)
+    net.calls.clear()  # D's cost was counted
     return session, net, session.loss_fn
 
 
@@ -212,7 +213,7 @@ def options(*args):
     @click.option("--resume")
     @train.train_options
     def main(**kwargs):
-        seen.update(train.training_kwargs(kwargs, {}))
+        seen.update(train.training_kwargs(kwargs, {"network_kwargs": {}}))
 
     result = CliRunner().invoke(main, args)
     return seen, result

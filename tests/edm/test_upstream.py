@@ -52,6 +52,25 @@ def test_flags_off_is_upstream_bit_for_bit(baseline, patched, data, tmp_path, un
     assert {p.name for p in baseline.iterdir()} == {p.name for p in tmp_path.iterdir()}
 
 
+def test_grids_of_samples_leave_the_training_as_it_was(baseline, patched, data, tmp_path, unpickle):
+    grid = ["--grid=1", "--grid-nfe=3"]
+    run(patched("edm") / "train.py", *TINY, *PLAIN, *grid, f"--data={data}", f"--outdir={tmp_path}")
+    assert not differences(state(baseline, 1), state(tmp_path, 1)) and stats(baseline) == stats(tmp_path)
+    found = sorted((tmp_path / "grids").iterdir())
+    assert [p.name for p in found] == ["000000.png", "000001.png"]
+    drawn = np.asarray(PIL.Image.open(found[1]))  # the rate ramps up from zero, so both are nearly the same
+    assert drawn.shape == (32, 32) and drawn.std() > 1
+
+
+def test_weights_of_another_network_are_refused_by_name(baseline, patched, data, tmp_path):
+    """Upstream copies the weights that have the same name, and leaves the others random."""
+    args = [*TINY, *OGDM, *PLAIN, f"--data={data}", f"--transfer={baseline / 'network-snapshot-000001.pkl'}"]
+    with pytest.raises(AssertionError, match=r"000001.pkl holds another network \(\d+ tensors are not in both"):
+        run(patched("edm") / "train.py", *args, "--blocks=1", f"--outdir={tmp_path}")
+    with pytest.raises(AssertionError, match=r"channel_mult: \[1\] there, \[1, 1\] here"):
+        run(patched("edm") / "train.py", *args, "--cres=1,1", f"--outdir={tmp_path}")
+
+
 @pytest.fixture(scope="module")
 def loops(patched, data, tmp_path_factory):
     """folder/1/NAME and folder/2/NAME: the same cases on one rank and on two."""

@@ -1,6 +1,7 @@
 """The observed LatentDiffusion and the shims around it, on the real submodule, with tiny models."""
 
 import argparse
+import json
 import os
 import re
 import subprocess
@@ -55,3 +56,16 @@ def test_a_checkpoint_without_config_is_refused(tmp_path):
     opt = argparse.Namespace(base=[], resume=str(tmp_path / "a" / "b.ckpt"))
     with pytest.raises(SystemExit, match="no config.yaml beside"):
         sample.configs_of(opt)
+
+
+def test_a_fine_tune_of_another_u_net_is_refused_by_name(tmp_path):
+    """Another number of heads has weights of the same shapes."""
+    from ogdm_core.ldm.train import check_unet
+
+    theirs = {"num_heads": 8, "model_channels": 192, "channel_mult": [1, 2], "dropout": 0.0}
+    config = {"model": {"params": {"unet_config": {"params": theirs}}}}
+    (tmp_path / "config.yaml").write_text(json.dumps(config))
+    check_unet(str(tmp_path / "model.ckpt"), theirs | {"dropout": 0.1})
+    check_unet(str(tmp_path / "elsewhere" / "run" / "model.ckpt"), {"num_heads": 4})  # without a config
+    with pytest.raises(ValueError, match=r"trained with another U-Net \(num_heads: 8 there, 4 here\)"):
+        check_unet(str(tmp_path / "model.ckpt"), theirs | {"num_heads": 4})

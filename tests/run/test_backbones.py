@@ -79,7 +79,7 @@ def test_edm_rows_are_the_papers():
     @click.command()
     @splice.train_options
     def parsed(**kwargs):
-        seen.update(splice.training_kwargs(kwargs | {"resume": None, "lr_rampup": None}, {}))
+        seen.update(splice.training_kwargs(kwargs | {"resume": None, "lr_rampup": None}, {"network_kwargs": {}}))
 
     assert len(rows("edm")) == 5
     for preset in rows("edm"):
@@ -96,7 +96,7 @@ def test_edm_rows_are_the_papers():
             ogdm = [word for word in words if word.startswith("--ogdm")]
             seen.clear()
             assert CliRunner().invoke(parsed, ogdm, catch_exceptions=False).exit_code == 0
-            want = OGDMConfig(projection=preset.projection, k=preset.k, gamma=preset.gamma)
+            want = OGDMConfig(projection=preset.projection, k=preset.k, gamma=preset.gamma, d_kind="paper")
             assert seen["ogdm"] == want.to_dict()
     assert sample(PRESETS["cifar10-edm-baseline"], "m", OUT, "euler", 9, 10, seed=2).flags[
         "--seeds"] == "20-29"  # fmt: skip
@@ -111,7 +111,7 @@ def test_ldm_rows_are_the_papers():
     assert flags["lightning.trainer.max_steps"] == 15_625
     given = {n.removeprefix("model.params.ogdm."): v for n, v in flags.items() if ".ogdm." in n}
     parsed = {name: yaml.safe_load(value) for name, value in given.items()}
-    assert OGDMConfig.from_mapping(parsed) == OGDMConfig(projection="euler", k=0.1, gamma=0.01)
+    assert OGDMConfig.from_mapping(parsed) == OGDMConfig(projection="euler", k=0.1, gamma=0.01, d_kind="paper")
     assert flags["data.params.batch_size"] == 24 and flags["model.params.ckpt_path"] == "w.ckpt"
     assert flags["--gpus"] == "0,1,2,3," and flags["--base"][-1] == str(FINETUNE)
     assert sample(tuned, "m", OUT, "s-pndm", 10).flags["--discretization"] == "quadratic"
@@ -267,3 +267,16 @@ def test_a_preset_trains_resumes_fine_tunes_and_samples(patched, tmp_path, capfd
     run(words, "samples", tiny)
     images = np.load(tmp_path / "samples/samples_2x32x32x3.npz")["arr_0"]
     assert images.shape == (2, 32, 32, 3)
+
+
+def test_a_row_names_the_weights_that_it_wants_before_it_starts(tmp_path, capsys):
+    from run.train.__main__ import main
+
+    tuned = ["lsun-church-ldm-ogdm-ft", "--third-party", str(tmp_path), "--dry-run"]
+    assert main(tuned) == 0
+    assert "there is no " in (said := capsys.readouterr().err) and "lsun_churches256/model.ckpt" in said
+    assert main([*tuned, "--", "model.params.ckpt_path=own.ckpt"]) == 0 and not capsys.readouterr().err
+    (tmp_path / "own.ckpt").touch()
+    assert main([*tuned, "--init", str(tmp_path / "own.ckpt")]) == 0 and not capsys.readouterr().err
+    assert main(["cifar10-edm-ogdm-ft", "--data", "x", "--init", "none.pkl", "--dry-run"]) == 0
+    assert "before this can run: --init: there is no file none.pkl" in capsys.readouterr().err

@@ -33,7 +33,7 @@ def placeholders(parser):
         flag = action.option_strings[:1]
         needed = action.required if flag else action.nargs not in ("?", "*", argparse.REMAINDER)
         if needed or action in one_of:
-            candidates = [str(choice) for choice in action.choices or ("1", "euler-5", "a=b")]
+            candidates = [str(choice) for choice in action.choices or ("1", "32", "euler-5", "a=b")]
             words += [*flag, next(word for word in candidates if accepts(action.type or str, word))]
     return words
 

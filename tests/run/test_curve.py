@@ -1,0 +1,60 @@
+"""run/evaluate.sh --curve: every snapshot's number, once."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from run.evaluate import curve
+from run.evaluate.__main__ import main
+
+
+@pytest.fixture
+def run_folder(tmp_path):
+    """Samples of three snapshots, farther from the reference the later they are, and the reference."""
+    draw = np.random.default_rng(0)
+    for number, level in ((0, 0), (20, 60), (100, 120)):
+        images = draw.integers(0, 100, (16, 8, 8, 3)) + level
+        np.savez(tmp_path / f"run2-snapshot-{number}.npz", images.astype(np.uint8))
+    np.savez(tmp_path / "real.npz", draw.integers(0, 100, (16, 8, 8, 3)).astype(np.uint8))
+    return tmp_path
+
+
+def test_snapshots_are_scored_in_the_order_of_their_numbers_and_once(run_folder, monkeypatch, capsys):
+    argv = [str(run_folder / "real.npz"), str(run_folder / "*snapshot*"), "--features", "pixels",
+            "--cache", str(run_folder / "cache"), "--curve", str(run_folder / "fid.png"),
+            "--json", str(run_folder / "fid.json")]  # fmt: skip
+    assert main(argv) == 0
+    first = json.loads((run_folder / "fid.json").read_text())["points"]
+    assert [point["number"] for point in first] == [0, 20, 100]
+    assert first[0]["fid"] < first[1]["fid"] < first[2]["fid"]
+    assert "run.evaluate" in Image.open(run_folder / "fid.png").text["Command"]
+    drawn = []
+    monkeypatch.setattr(curve, "draw", lambda path, *told: drawn.append(path.name) or path)
+    np.savez(
+        run_folder / "run2-snapshot-101.npz", np.zeros((16, 8, 8, 3), np.uint8) + np.arange(8, dtype=np.uint8)[:, None]
+    )
+    assert main(argv) == 0 and drawn == ["run2-snapshot-101.npz"]
+    again = json.loads((run_folder / "fid.json").read_text())["points"]
+    assert again[:3] == first and len(again) == 4
+    assert main([*argv, "--nfe", "9", "--no-cache"]) == 0 and len(drawn) == 5
+    capsys.readouterr()
+
+
+def test_what_is_no_snapshot_is_named(run_folder, capsys):
+    def said(pattern):
+        argv = [str(run_folder / "real.npz"), str(run_folder / pattern), "--features", "pixels", "--curve", "fid.png"]
+        with pytest.raises(SystemExit):
+            main(argv)
+        return capsys.readouterr().err
+
+    assert "nothing matches" in said("none*")
+    assert "real.npz has no number in its name" in said("real*")
+    (run_folder / "notes-1.txt").write_text("")
+    assert "notes-1.txt is no model in diffusers' format, no .npz and no file of weights (.pt, .pkl, .ckpt)" in said(
+        "n*"
+    )
+    (run_folder / "ema_0.9_000001.pt").write_text("")
+    message = said("ema*")  # of ADM, whose network is not in its file
+    assert "there is no flags.json beside it" in message or "run/setup.sh guided-diffusion" in message
