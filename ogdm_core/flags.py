@@ -1,8 +1,8 @@
 """Settings <-> command lines. Every backbone's flags are made here from `OGDMConfig`.
 
-ADM, diffusers   add_arguments(parser)       --ogdm True --ogdm_k 0.2, --ogdm --ogdm-k 0.2
-EDM              click_options(command)      --ogdm --ogdm-k=0.2
-LDM              OGDMConfig.from_mapping     model.params.ogdm.k: 0.2
+ADM, diffusers, SiT   add_arguments(parser)       --ogdm True --ogdm_k 0.2, --ogdm --ogdm-k 0.2
+EDM, EDM2             click_options(command)      --ogdm --ogdm-k=0.2
+LDM                   OGDMConfig.from_mapping     model.params.ogdm.k: 0.2
 """
 
 import argparse
@@ -67,6 +67,16 @@ def add_arguments(
         optional: dict[str, Any] = {"nargs": "?", "const": True} if isinstance(f.default, bool) else {}
         typed = _typed(partial(check, f), refused)
         group.add_argument(*_names(f), type=typed, **_help_of(f, plain), **optional)
+
+
+def whole_numbers(text: str) -> list[int]:
+    """The type of a click option, 16,8; an empty text has none."""
+    import click
+
+    try:
+        return [int(number) for number in text.split(",") if number]
+    except ValueError as error:
+        raise click.BadParameter(f"{text} is no list of whole numbers; give one as in 16,8") from error
 
 
 def click_options(command: Callable) -> Callable:

@@ -137,9 +137,8 @@ class Stop:
 
     def listen(self) -> "Stop":
         """Takes the place of the handlers there are."""
-        heard = [signal.SIGINT, signal.SIGTERM]
-        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as under nohup
-            heard.append(signal.SIGHUP)
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        heard = [n for n in numbers if signal.getsignal(n) != signal.SIG_IGN]  # ignored as under nohup, or after `&`
         self._before = {number: signal.signal(number, self._note) for number in heard}
         return self
 
@@ -179,7 +178,9 @@ def _dropping(stream: IO[str], call: Callable) -> Callable:
             return call(*args)
         except OSError:
             with contextlib.suppress(OSError, AttributeError):  # what is left in its buffer goes there as well
-                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+                lost, null = stream.fileno(), os.open(os.devnull, os.O_WRONLY)
+                os.dup2(null, lost)
+                os.close(null)
             return len(args[0]) if args else None
 
     return act

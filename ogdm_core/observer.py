@@ -79,7 +79,7 @@ class Observer:
         if denoiser is not None and build is None:
             x = torch.zeros(1, channels, size, size, device=self.device)
             t = torch.full((1,), schedule.T, device=self.device)
-            self._operations = cost.operations(lambda: denoiser(x, t), self.device)
+            self._operations = cost.operations(lambda: denoiser(x, t), self.device) or None
         self._make_d(cost.choose(config, channels, size, labels, self._operations))
         self.steps, self.total_steps = 0, steps
         self.skipped = torch.zeros((), device=self.device)

@@ -335,8 +335,10 @@ class Trainer:
         """The average's weights in the network."""
         self.ema.store(self.unet.parameters())
         self.ema.copy_to(self.unet.parameters())
-        yield
-        self.ema.restore(self.unet.parameters())
+        try:
+            yield
+        finally:
+            self.ema.restore(self.unet.parameters())
 
     def _export(self, out: Path) -> None:
         """Writes the network as it is, in diffusers' format."""

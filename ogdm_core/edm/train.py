@@ -23,7 +23,7 @@ from ..checkpoints import Guard, differences, format_differences
 from ..config import OGDMConfig
 from ..denoiser import SIGMA_MAX, SIGMA_MIN, make_eps_fn, to_eps
 from ..distributed import gather, print_once, rank, world
-from ..flags import click_options, from_args
+from ..flags import click_options, from_args, whole_numbers
 from ..forward import Recorder, lr_scale
 from ..observer import Observer
 from ..random import replayed, set_torch_state, torch_state
@@ -57,21 +57,13 @@ def train_options(main: Callable) -> Callable:
     text = "Residual blocks per resolution  [default: varies]"
     main = click.option("--blocks", metavar="INT", type=click.IntRange(min=1), help=text)(main)
     text = "Resolutions with self-attention  [default: varies]"
-    main = click.option("--attention", metavar="LIST", type=_sizes, help=text)(main)
+    main = click.option("--attention", metavar="LIST", type=whole_numbers, help=text)(main)
     text = "How often to draw a grid of samples, in RUN/grids  [default: never]"
-    main = click.option("--grid", metavar="TICKS", type=click.IntRange(min=1), help=text)(main)
+    main = click.option("--grid-ticks", metavar="TICKS", type=click.IntRange(min=1), help=text)(main)
     text = "Network evaluations of those samples"
     main = click.option("--grid-nfe", metavar="INT", type=click.IntRange(min=1), default=10, show_default=True,
                         help=text)(main)  # fmt: skip
     return trust_option(click_options(main))
-
-
-def _sizes(text: str) -> list[int]:
-    """16,8 as numbers; an empty text has none."""
-    try:
-        return [int(size) for size in text.split(",") if size]
-    except ValueError as error:
-        raise click.BadParameter(f"{text} is no list of whole numbers; give one as in 16,8") from error
 
 
 def training_kwargs(opts: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
@@ -82,12 +74,15 @@ def training_kwargs(opts: dict[str, Any], options: dict[str, Any]) -> dict[str, 
     network = {"num_blocks": opts["blocks"], "attn_resolutions": opts["attention"]}
     if given := {name: value for name, value in network.items() if value is not None}:
         options["network_kwargs"].update(given)
-    if config is not None:
-        folder.agree(flat(options))
     kwargs: dict[str, Any] = {} if ramp is None else {"lr_rampup_kimg": ramp * 1000}
-    if opts["grid"] is not None:
-        kwargs["grids"] = {"ticks": opts["grid"], "nfe": opts["grid_nfe"]}
-    return kwargs if config is None else kwargs | {"ogdm": config.to_dict()}
+    if opts["grid_ticks"] is not None:
+        kwargs["grids"] = {"ticks": opts["grid_ticks"], "nfe": opts["grid_nfe"]}
+    if config is not None:
+        kwargs["ogdm"] = config.to_dict()
+        if opts["nosubdir"] and not opts["dry_run"]:
+            folder.claim(opts["outdir"])  # before upstream writes into it
+        folder.agree(flat(options | kwargs))
+    return kwargs
 
 
 def draw_grid(wanted: dict[str, int] | None, ema, run_dir: str | None, nimg: int, tick: int, done: bool) -> None:

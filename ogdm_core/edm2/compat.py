@@ -62,7 +62,9 @@ def _average_statistics_on_the_cpu() -> None:
 def main(argv: list[str]) -> None:
     """Runs `argv[0]`, a click script of an untouched clone, with the arguments that follow."""
     if not argv or not Path(argv[0]).is_file():
-        sys.exit("usage: python -m ogdm_core.edm2.compat path/to/edm2/SCRIPT.py [--trust] [its arguments]")
+        sys.exit(
+            "usage: python -m ogdm_core.edm2.compat edm2/train_edm2.py|edm2/generate_images.py [--trust] [its arguments]"
+        )
     if "--trust" in argv:
         trust.GIVEN.set(True)
     script = Path(argv[0]).resolve()
@@ -72,8 +74,8 @@ def main(argv: list[str]) -> None:
     module = importlib.import_module(script.stem)
     loop = importlib.import_module("training.training_loop")
     for function in (loop.training_loop, getattr(module, "generate_images", None)):
-        if function is not None:
-            values = function.__defaults__
+        if inspect.isfunction(function):
+            values = function.__defaults__ or ()
             function.__defaults__ = tuple(device(v) if isinstance(v, torch.device) else v for v in values)
     if script.stem == "generate_images":
         module.pickle = careful_pickle

@@ -26,7 +26,7 @@ from ..checkpoints import Guard
 from ..config import OGDMConfig
 from ..denoiser import SIGMA_MAX, SIGMA_MIN, make_eps_fn, to_eps
 from ..distributed import print_once, rank
-from ..flags import click_options, from_args
+from ..flags import click_options, from_args, whole_numbers
 from ..forward import Recorder
 from ..observer import Observer
 from ..schedule import RHO, KarrasVE, expand
@@ -48,20 +48,12 @@ def train_options(main: Callable) -> Callable:
         ("--transfer", "PKL|URL", str, "Start from this snapshot, at image 0, where --outdir has no checkpoint"),
         ("--lr-rampup", "MIMG", click.FloatRange(min=0), "Learning rate ramp-up, from zero; 0 = full rate at once  "
          f"[default: {RAMP:g}]"),
-        ("--channel-mult", "LIST", _numbers, "Channels per resolution, as multiples  [default: 1,2,3,4]"),
+        ("--channel-mult", "LIST", whole_numbers, "Channels per resolution, as multiples  [default: 1,2,3,4]"),
         ("--blocks", "INT", click.IntRange(min=1), "Residual blocks per resolution  [default: 3]"),
-        ("--attention", "LIST", _numbers, "Resolutions with self-attention  [default: 16,8]"),
+        ("--attention", "LIST", whole_numbers, "Resolutions with self-attention  [default: 16,8]"),
     ):  # fmt: skip
         main = click.option(name, metavar=metavar, type=kind, help=text)(main)
     return trust_option(click_options(main))
-
-
-def _numbers(text: str) -> list[int]:
-    """16,8 as numbers; an empty text has none."""
-    try:
-        return [int(number) for number in text.split(",") if number]
-    except ValueError as error:
-        raise click.BadParameter(f"{text} is no list of whole numbers; give one as in 16,8") from error
 
 
 def training_kwargs(opts: dict[str, Any], options: dict[str, Any], run_dir: str) -> dict[str, Any]:
@@ -75,6 +67,7 @@ def training_kwargs(opts: dict[str, Any], options: dict[str, Any], run_dir: str)
         own["transfer"] = opts["transfer"]
     if config is not None:
         own["ogdm"] = config.to_dict()
+        folder.agree(own["ogdm"] | {"batch_size": options["batch_size"], "total_nimg": options["total_nimg"]})
         if last := _last(run_dir):
             _read(last)
     if own:
@@ -143,9 +136,10 @@ class RecordedLoss:
     def __call__(self, net, images: Tensor, labels: Tensor | None = None) -> Tensor:
         network = Recorder(net)
         loss = self.loss_fn(net=network, images=images, labels=labels)
-        self.guard.count(loss)
         (denoised, u), x, (sigma, labels) = network.output, network.x, network.args
         u = u.detach()
+        plain = (loss.detach() - u) * u.exp()  # EDM's own loss
+        self.guard.count(plain)
         eps_fn = make_eps_fn(self.net)  # the bare network: see ogdm_core.edm.train
 
         def second(*args: Any) -> Tensor:
@@ -155,7 +149,7 @@ class RecordedLoss:
         emission = self.observer.observe(
             x_0=images, eps=to_eps(images, x, sigma), x_t=x, t=sigma.flatten(), eps_t=to_eps(denoised, x, sigma),
             eps_fn=second, cond={"class_labels": labels}, label=labels if self.net.label_dim else None,
-            rng=network.rng, transition=((loss.detach() - u) * u.exp()).flatten(1).mean(1),
+            rng=network.rng, transition=plain.flatten(1).mean(1),
         )  # fmt: skip
         self.emission = expand(emission, loss) / u.exp()
         return loss
@@ -200,7 +194,7 @@ class Session:
             denoiser=denoiser,
         )  # fmt: skip
         print_once(f"OGDM: {self.observer.about_d()}")
-        self.guard = Guard(net.parameters, tuple, lambda: newest(run_dir))  # its loss, with u in it, has no scale
+        self.guard = Guard(net.parameters, tuple, lambda: newest(run_dir))
         self.loss_fn = RecordedLoss(loss_fn, net, self.observer, self.guard)
 
     def step(self, lr: float) -> None:
@@ -209,7 +203,11 @@ class Session:
         self.observer.step(float(lr) / self.base_lr)  # upstream's rate is numpy's
 
     def report(self, report: Callable) -> None:
-        """Hands the means since the last status line to upstream's statistics, and prints them."""
+        """Hands the means since the last status line to upstream's statistics, and prints them.
+
+        Upstream sets gradients that are not finite to zero, so that the weights stay finite: the losses tell.
+        """
+        self.guard.look("this status line")
         stats = self.observer.stats()
         for name, value in stats.items():
             report(f"OGDM/{name}", value)

@@ -114,6 +114,7 @@ class ExactResume(pl.Callback):
             last = callback.format_checkpoint_name({}, callback.CHECKPOINT_NAME_LAST)
             trainer.save_checkpoint(last, False)
             rank_zero_info(f"stopped by a signal at step {trainer.global_step}; -r {last} continues from there")
+            gather(None)  # rank 0 writes last, and a launcher ends the others when the first one ends
             raise SystemExit(folder.STOPPED)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:

@@ -91,22 +91,26 @@ class autoencoder:  # noqa: N801  stands in for a class that upstream calls by i
         return vae
 
 
+SIZES = ("depth", "hidden_size", "num_heads")  # in place of a model's; weights of other heads would load, and be wrong
+
+
 def tiny(parser: argparse.ArgumentParser) -> None:
     """Flags for networks and images of other sizes than upstream's, and for an autoencoder of one's own."""
     for action in parser._actions:
         if action.dest in ("image_size", "vae"):
             action.choices = None
     group = parser.add_argument_group("networks of other sizes")
-    for name in ("depth", "hidden-size", "num-heads"):
-        group.add_argument(f"--{name}", type=int, help="in place of the --model's")
+    for name in SIZES:
+        group.add_argument(f"--{name.replace('_', '-')}", type=int, help="in place of the --model's")
     parse = parser.parse_known_args
 
     def parse_and_size(*args: Any, **kwargs: Any) -> tuple[Any, list[str]]:
         namespace, rest = parse(*args, **kwargs)
         if namespace.image_size < 8 or namespace.image_size % 8:
             parser.error(f"--image-size: {namespace.image_size} is not allowed; give a multiple of 8")
-        own = {name: vars(namespace).pop(name) for name in ("depth", "hidden_size", "num_heads")}
+        own = {name: vars(namespace).pop(name) for name in SIZES}
         given = {name: value for name, value in own.items() if value is not None}
+        vars(namespace).update(given)  # upstream keeps its flags in a checkpoint
         if given:
             resize(namespace.model, given)
         return namespace, rest

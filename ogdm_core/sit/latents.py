@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from ..distributed import print_once, rank, world
+from ..distributed import print_once, rank
 from ..files import read_json, write_json
 
 BATCH = 16
@@ -57,8 +58,8 @@ def cached(folder: str, dataset: Any, vae: Any, image_size: int) -> Latents:
     if rank() == 0 and not about.is_file():
         _make(Path(folder), dataset, vae)
         write_json(about, here)
-    if world() > 1:
-        torch.distributed.barrier()
+    while not about.is_file():  # hours for a large set, which a collective does not wait
+        time.sleep(1)
     there = read_json(about)
     for name, what in {"vae": "another autoencoder", "images": "other images", "image_size": "another size"}.items():
         if there.get(name) != here[name]:

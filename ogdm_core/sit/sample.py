@@ -15,7 +15,7 @@ from .train import make_eps_fn, schedule_of
 
 __all__ = ["add_arguments", "fitting", "sampler"]  # the patch's
 OWN = ("num_sampling_steps", "sampling_method", "atol", "rtol", "diffusion_form", "diffusion_norm", "last_step",
-       "last_step_size")  # fmt: skip
+       "last_step_size", "likelihood", "reverse")  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,7 +64,11 @@ def sampler(upstream: Callable[..., Any], args: argparse.Namespace) -> Callable[
     if not args.sampler:
         return upstream
     schedule = schedule_of(args.path_type)
-    args.num_sampling_steps, args.sampling_method = args.nfe, args.sampler
+    kind = [args.sampler, args.discretization, args.rho, args.order, args.eta]
+    args.num_sampling_steps = args.nfe
+    args.sampling_method = "-".join(
+        k if isinstance(k, str) else f"{k:g}" for k in kind if isinstance(k, str | float | int)
+    )
     fewstep.check_grid(schedule, vars(args))
     eta = 1.0 if args.eta is None else args.eta
 

@@ -57,7 +57,7 @@ def to_eps(output: Tensor, x_t: Tensor, t: Tensor, schedule: RectifiedFlow, pred
 
 def make_eps_fn(network: Callable[..., Tensor], schedule: RectifiedFlow, prediction: str) -> Callable[..., Tensor]:
     """The network as eps(x [N, C, H, W], t [N], cond), asked within the times of its training."""
-    edge = 0.0 if prediction == "velocity" else 1e-3  # upstream's train_eps
+    edge = 0.0 if prediction == "velocity" else 1e-3  # upstream's train_eps, where none is given
 
     def eps_fn(x: Tensor, t: Tensor, cond: dict[str, Any]) -> Tensor:
         return to_eps(network(x, (1 - t).clamp(edge, 1 - edge), **cond), x, t, schedule, prediction)
@@ -106,6 +106,7 @@ class Run:
         self.ours = _read(self.resumed) if self.resumed and self.config is not None else {}
         self.done = self._steps_done()
         self.seeded: Seeded | None = None
+        self.saved = self.resumed
 
     def _steps_done(self) -> int:
         """Steps of the run that --ckpt continues; upstream's name of a checkpoint says them."""
@@ -123,8 +124,10 @@ class Run:
             return
         state = self.state or compat.checkpoint(file)
         flag = "--ckpt" if self.resumed else "--init"
-        saved = vars(state["args"]) if isinstance(state.get("args"), argparse.Namespace) else {}
-        if differ := format_differences(differences(saved, {name: getattr(self.args, name) for name in FIXED})):
+        theirs = vars(state["args"]) if isinstance(state.get("args"), argparse.Namespace) else {}
+        saved = theirs and dict.fromkeys(compat.SIZES) | theirs
+        here = {name: getattr(self.args, name, None) for name in (*FIXED, *compat.SIZES)}
+        if differ := format_differences(differences(saved, here)):
             raise SystemExit(
                 f"error: {flag}: {file} is of another network ({differ}); give the flags it was trained with"
             )
@@ -139,6 +142,7 @@ class Run:
 
     def average(self, ema: torch.nn.Module) -> None:
         """Puts the average of --ckpt back, which upstream has just replaced by the network's weights."""
+        self.ema = ema
         if self.resumed:
             ema.load_state_dict(self.state["ema"])
             self.state = {}
@@ -193,7 +197,7 @@ class Run:
             except ValueError as error:
                 raise SystemExit(f"error: --ckpt: {error}") from error
             print_once(f"OGDM: continues with its discriminator{f', other settings: {changed}' if changed else ''}")
-        self.guard = Guard(model.parameters, tuple, lambda: "the last checkpoint is good")
+        self.guard = Guard(model.parameters, self.ema.parameters, self._good)
         model.y_embedder.embedding_table.register_forward_pre_hook(self._see_labels)
         self._losses, self._sample = transport.training_losses, transport.sample
         transport.training_losses, transport.sample = self._observed, self._draw
@@ -240,8 +244,9 @@ class Run:
         return self.plain
 
     def log(self, logger: Any) -> None:
-        """The means since the last line."""
+        """The means since the last line. Stops a run whose losses have diverged."""
         if self.observer is not None:
+            self.guard.look("this line of the log")
             stats = self.observer.stats()
             logger.info("OGDM: " + ", ".join(f"{name} {value:.4g}" for name, value in stats.items()))
 
@@ -250,10 +255,15 @@ class Run:
         if self.observer is not None:
             self.guard.check(f"step {step}")
 
+    def _good(self) -> str:
+        """The last good checkpoint, in words."""
+        return f"the last checkpoint is {self.saved}" if self.saved else "there is no checkpoint"
+
     def save(self, path: str) -> None:
         """Writes `ogdm-*.pt` after upstream's checkpoint, as its seal."""
         if self.observer is not None:
             _of(path).save({"observer": self.observer.state_dict()})
+            self.saved = path
 
 
 def _of(path: str | Path) -> Checkpoint:

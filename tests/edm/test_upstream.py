@@ -53,7 +53,7 @@ def test_flags_off_is_upstream_bit_for_bit(baseline, patched, data, tmp_path, un
 
 
 def test_grids_of_samples_leave_the_training_as_it_was(baseline, patched, data, tmp_path, unpickle):
-    grid = ["--grid=1", "--grid-nfe=3"]
+    grid = ["--grid-ticks=1", "--grid-nfe=3"]
     run(patched("edm") / "train.py", *TINY, *PLAIN, *grid, f"--data={data}", f"--outdir={tmp_path}")
     assert not differences(state(baseline, 1), state(tmp_path, 1)) and stats(baseline) == stats(tmp_path)
     found = sorted((tmp_path / "grids").iterdir())
