@@ -3,13 +3,13 @@
 config         OGDMConfig: every setting, with its range; flags: every backbone's flags made from it
 schedule       x_t = a_t x_0 + b_t eps, and s: DiscreteVP, KarrasVE, RectifiedFlow, GVP
 solvers        Phi(x_t, t, s; theta): the step that projects and samples
-samplers       Euler, Heun, S-PNDM, F-PNDM, DPM-Solver++, UniPC, stochastic; nfe: what they cost
+samplers       Euler, Heun, PNDM, iPNDM, DEIS, DPM-Solver, UniPC, stochastic; nfe: what they cost; grids: time grids
 discriminator  D_phi(x, t, s[, label]): the paper's, and a light one
 losses         L_emission, L_D, R1
 guidance       discriminator guidance while sampling, which the paper compares with
 observer       Observer: owns D, adds the emission term, updates D
 checkpoints    damaged files and runs that diverged; sealed: complete ones; trust, unpickle: files that are programs
-adm, edm, ldm  one folder for each native trainer; diffusers: our own trainer for diffusers' models
+adm, edm, ldm, edm2, sit   one folder for each native trainer; diffusers: our own trainer for diffusers' models
 """
 
 import ast

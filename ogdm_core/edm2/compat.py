@@ -63,7 +63,7 @@ def main(argv: list[str]) -> None:
     """Runs `argv[0]`, a click script of an untouched clone, with the arguments that follow."""
     if not argv or not Path(argv[0]).is_file():
         sys.exit(
-            "usage: python -m ogdm_core.edm2.compat edm2/train_edm2.py|edm2/generate_images.py [--trust] [its arguments]"
+            "usage: python -m ogdm_core.edm2.compat edm2/train_edm2.py|generate_images.py [--trust] [its arguments]"
         )
     if "--trust" in argv:
         trust.GIVEN.set(True)

@@ -273,3 +273,20 @@ def test_diffusers_ends_as_if_never_stopped(tmp_path, name, times):
     assert int(done.stdout.splitlines()[-1]) > times / 4  # starts that had something to continue
     same(tmp_path / "whole", tmp_path / "killed")
     assert not list((tmp_path / "killed").rglob(".*.part"))
+
+
+def test_a_lost_output_without_a_descriptor_leaks_none(monkeypatch):
+    class Lost:
+        def write(self, text):
+            raise BrokenPipeError
+
+        def flush(self):
+            raise BrokenPipeError
+
+    lost = Lost()
+    monkeypatch.setattr(sys, "stdout", lost)
+    folder.outlive_output()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        assert lost.write("step") == 4
+    assert len(os.listdir("/proc/self/fd")) == before
