@@ -82,6 +82,25 @@ def test_ranks_with_other_settings_end_together(monkeypatch, tmp_path):
         trainer.main(["--output", str(tmp_path / "out"), *TINY])
 
 
+@pytest.mark.slow
+def test_two_ranks_with_other_settings_end_together(tmp_path):
+    """Rows 15 and 27: another gamma, another number of steps."""
+    words = [sys.executable, "-m", "ogdm_core.diffusers", "--output", str(tmp_path / "out"), *TINY, *OGDM]
+    own = 'if [ "$RANK" = 1 ]; then set -- "$@" --ogdm-gamma 5 --steps 7; fi; exec "$@"'
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "--no-python"]
+    line = [*launcher, "sh", "-c", own, "sh", *words, "--ogdm-gamma", "0.1"]
+    job = subprocess.Popen(line, env=ENV, stderr=subprocess.PIPE, text=True)
+    try:
+        printed = job.communicate(timeout=300)[1]
+    finally:
+        job.terminate()  # and, by the launcher, both ranks
+    assert job.returncode == 1, printed[-3000:]
+    (said,) = [text for text in printed.splitlines() if text.startswith("error: ")]
+    assert "rank 1 has other settings than rank 0: " in said and said.endswith("give all ranks the same command")
+    assert "steps: 8 there, 7 here" in said and "'gamma': 5.0" in said, said
+    assert not (tmp_path / "out").exists()
+
+
 # ---- which data ---------------------------------------------------------------------------------
 
 
