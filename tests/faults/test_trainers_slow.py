@@ -12,6 +12,7 @@ import pytest
 import torch
 import yaml
 
+from ogdm_core import folder
 from tests.adm.test_upstream import OGDM, same_files, training
 from tests.adm.test_upstream import data as data  # a fixture
 from tests.edm import edm_tiny
@@ -72,6 +73,14 @@ def test_adm_stops_when_it_diverges_and_keeps_what_is_good(adm):
     now = contents(folder, "*.pt")
     assert {path: now[path] for path in good} == good
     assert all(torch.load(p, weights_only=True) for p in now)
+
+
+def test_adm_names_the_trainer_that_is_in_its_folder(adm, tmp_path):
+    folder.claim(tmp_path)
+    done, _ = adm(tmp_path)
+    folder.release()
+    assert done.returncode == 1 and f"error: process {os.getpid()} on" in done.stderr, done.stderr[-2000:]
+    assert not list(tmp_path.glob("*.pt"))
 
 
 # ---- EDM ----------------------------------------------------------------------------------------
