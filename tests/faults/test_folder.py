@@ -1,6 +1,7 @@
 """A run's folder and the end of a run: `ogdm_core.folder`, and the trainer for diffusers models by it."""
 
 import os
+import pickle
 import signal
 import socket
 import subprocess
@@ -11,11 +12,13 @@ import numpy as np
 import pytest
 import torch
 
-from ogdm_core import folder, sealed
+from ogdm_core import OGDMConfig, folder, sealed
 from ogdm_core.diffusers import __main__ as trainer
 from ogdm_core.diffusers import train
+from ogdm_core.edm import train as train_edm
 from ogdm_core.images import ImageError
 from tests.core.toys import differences
+from tests.edm.test_train import Loss, Net
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ["--data", "digits", "--channels", "8,8", "--batch-size", "4", "--steps", "8", "--log-every", "4"]
@@ -82,6 +85,25 @@ def test_ranks_with_other_settings_end_together(monkeypatch, tmp_path):
         trainer.main(["--output", str(tmp_path / "out"), *TINY])
 
 
+@pytest.mark.slow
+def test_two_ranks_with_other_settings_end_together(tmp_path):
+    """Rows 15 and 27: another gamma, another number of steps."""
+    words = [sys.executable, "-m", "ogdm_core.diffusers", "--output", str(tmp_path / "out"), *TINY, *OGDM]
+    own = 'if [ "$RANK" = 1 ]; then set -- "$@" --ogdm-gamma 5 --steps 7; fi; exec "$@"'
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "--no-python"]
+    line = [*launcher, "sh", "-c", own, "sh", *words, "--ogdm-gamma", "0.1"]
+    job = subprocess.Popen(line, env=ENV, stderr=subprocess.PIPE, text=True)
+    try:
+        printed = job.communicate(timeout=300)[1]
+    finally:
+        job.terminate()  # and, by the launcher, both ranks
+    assert job.returncode == 1, printed[-3000:]
+    (said,) = [text for text in printed.splitlines() if text.startswith("error: ")]
+    assert "rank 1 has other settings than rank 0: " in said and said.endswith("give all ranks the same command")
+    assert "steps: 8 there, 7 here" in said and "'gamma': 5.0" in said, said
+    assert not (tmp_path / "out").exists()
+
+
 # ---- which data ---------------------------------------------------------------------------------
 
 
@@ -106,6 +128,39 @@ def test_other_data_under_the_same_name_is_named(tmp_path, capsys):
         trainer.main([*out, "--data", str(path), "--steps", str(steps)])
         said = capsys.readouterr().out
         assert ("continuing with other settings: images: 1 files, " in said) is (steps == 3)
+
+
+def test_edms_session_keeps_a_second_one_out_and_names_other_data(tmp_path, capsys):
+    path, net = tmp_path / "a.npz", Net()
+
+    def session() -> train_edm.Session:
+        optimizer, config = torch.optim.Adam(net.parameters()), OGDMConfig(d_width=0.02).to_dict()
+        made = train_edm.session(
+            config, net, net, Loss(), optimizer, 0, None, None, 10, str(tmp_path / "run"), str(path)
+        )
+        made.stop.forget()
+        return made
+
+    (tmp_path / "run").mkdir()
+    np.savez(path, np.zeros((4, 8, 8, 1), np.uint8))
+    holder = python(HOLD, tmp_path / "run", stdout=subprocess.PIPE)
+    worker = int(holder.stdout.readline()) or int(holder.stdout.readline())
+    try:
+        with pytest.raises(SystemExit, match=f"error: process {holder.pid} on .* is training in"):
+            session()
+    finally:
+        holder.kill()
+        holder.wait()
+        os.kill(worker, signal.SIGKILL)
+    first = session()
+    torch.save({}, tmp_path / "run" / "training-state-000002.pt")  # upstream's files
+    (tmp_path / "run" / "network-snapshot-000002.pkl").write_bytes(pickle.dumps({}))
+    first.save(nimg=2000, tick=1, every=1, done=False)
+    state = train_edm.load_state({}, str(tmp_path / "run" / "training-state-000002.pt"))
+    for value in (0, 1):
+        np.savez(path, np.full((4, 8, 8, 1), value, np.uint8))
+        session().resume(state)
+        assert ("the data has changed since the checkpoint: 1 files, " in capsys.readouterr().out) is bool(value)
 
 
 # ---- checkpoints --------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ stopped   the run ends, exit code not 0, and every good file is as it was
 """
 
 import argparse
+import copy
 import io
 import json
 import pickle
@@ -42,9 +43,11 @@ from ogdm_core.diffusers import __main__ as trainer
 from ogdm_core.diffusers import train
 from ogdm_core.edm import compat as compat_edm
 from ogdm_core.edm import resume as resume_edm
+from ogdm_core.edm import train as train_edm
 from ogdm_core.ldm import compat as compat_ldm
 from ogdm_core.ldm import sample as sample_ldm
 from run.evaluate import __main__ as evaluate
+from tests.edm.test_train import Loss, Net
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -552,6 +555,19 @@ def test_adm_looks_at_the_averages_that_it_saves(patched):
     assert done.returncode == 1 and "at step 3 the denoiser's averages are not finite" in done.stderr, done.stderr
 
 
+def test_edm_looks_at_the_averages_that_it_saves(tmp_path):
+    """Row 10: one NaN in one tensor of the average, and every weight finite."""
+    net = Net()
+    ema, optimizer = copy.deepcopy(net), torch.optim.Adam(net.parameters())
+    config = OGDMConfig(d_width=0.02)
+    session = train_edm.Session(config, net, ema, Loss(), optimizer, run_dir=str(tmp_path))
+    _write(resume_edm.checkpoint(str(tmp_path), 2000), {"nimg": 2000})
+    session.check(3000)
+    ema.conv.bias.data[0] = torch.nan
+    with pytest.raises(SystemExit, match="at 3 kimg the denoiser's averages are not finite.*training-state-000002.pt"):
+        session.check(3000)
+
+
 def _without(name: str):
     def harm(folder: Path) -> None:
         weights = folder / "unet" / "diffusion_pytorch_model.safetensors"
@@ -608,16 +624,30 @@ def test_too_little_memory_is_said_in_one_line(tmp_path, monkeypatch, error, ref
         trainer.main(["--output", str(tmp_path), *TINY])
 
 
-def test_a_rank_says_whom_it_waits_for(tmp_path, monkeypatch, capsys):
-    def meet(**kwargs):
-        raise OSError("the others did not come")
+MEETINGS = {  # by what the ranks meet, how a rank gets there, where they meet
+    "diffusers": (train, "Accelerator", lambda out: trainer.main(["--output", out, *TINY]), "here:29500"),
+    "edm": (compat_edm, "_provide_distutils", lambda out: compat_edm.install.__wrapped__(), "here:29500"),
+    "adm": (compat_adm, "abort_on_error", lambda out: compat_adm.set_up_together(_meet)(), "MPI's first host"),
+}
 
-    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "here", "MASTER_PORT": "29500"}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(train, "Accelerator", meet)
-    with pytest.raises(SystemExit):
-        trainer.main(["--output", str(tmp_path), *TINY])
-    assert capsys.readouterr().err.startswith("rank 1: waiting for 2 processes at here:29500\n")
+
+def _meet(*args, **kwargs):
+    raise OSError("the others did not come")
+
+
+@pytest.mark.parametrize("backbone", MEETINGS)
+def test_a_rank_says_whom_it_waits_for(tmp_path, monkeypatch, capsys, backbone):
+    """Row 26."""
+    home, name, start, where = MEETINGS[backbone]
+    for variable, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "here", "MASTER_PORT": "29500"}.items():
+        monkeypatch.setenv(variable, value)
+    world = types.SimpleNamespace(rank=1, size=2, allgather=lambda item: [item, item])
+    mpi = types.SimpleNamespace(COMM_WORLD=world, Get_processor_name=lambda: "here")
+    monkeypatch.setitem(sys.modules, "mpi4py", types.SimpleNamespace(MPI=mpi))
+    monkeypatch.setattr(home, name, (lambda world: None) if backbone == "adm" else _meet)
+    with pytest.raises((SystemExit, OSError)):
+        start(str(tmp_path))
+    assert capsys.readouterr().err.startswith(f"rank 1: waiting for 2 processes at {where}\n")
 
 
 # ---- data: refused before training, with numbers ------------------------------------------------
@@ -730,6 +760,20 @@ def test_ldm_does_not_sample_random_weights(monkeypatch, fault):
             sample_ldm.load_model_from_config({}, state)
     else:
         sample_ldm.load_model_from_config({}, state)
+
+
+@pytest.mark.parametrize("eta", ["nan", "5", "-1"])
+def test_ldms_own_sampler_is_not_run_with_such_an_eta(capsys, eta):
+    """Row 12: the flag is upstream's, and without --sampler the sampler is, too."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("-e", "--eta", type=float, default=1.0)
+    for name in ("--vanilla_sample", "--custom_steps"):
+        parser.add_argument(name)
+    sample_ldm.add_arguments(parser)
+    assert parser.parse_args(["-e", "1"]).eta == 1
+    with pytest.raises(SystemExit) as end:
+        parser.parse_args(["-e", eta])
+    assert end.value.code == 2 and f"--eta: {eta} is not allowed; give a number in [0, 1]" in capsys.readouterr().err
 
 
 def test_ldm_errors_before_the_set_up_are_not_hidden():

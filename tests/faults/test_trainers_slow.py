@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 import torch
 import yaml
 
+from ogdm_core import folder
 from tests.adm.test_upstream import OGDM, same_files, training
 from tests.adm.test_upstream import data as data  # a fixture
 from tests.edm import edm_tiny
@@ -72,6 +74,30 @@ def test_adm_stops_when_it_diverges_and_keeps_what_is_good(adm):
     now = contents(folder, "*.pt")
     assert {path: now[path] for path in good} == good
     assert all(torch.load(p, weights_only=True) for p in now)
+
+
+def test_adm_saves_before_a_picture_that_cannot_be_read(adm, data, tmp_path):
+    bad = Path(shutil.copytree(data, tmp_path / "images")) / "class2_23.png"
+    more = ["--data_dir", bad.parent, "--lr_anneal_steps", 12, "--save_interval", 100]
+    done, whole = adm(tmp_path / "whole", *more)
+    assert done.returncode == 0, done.stderr[-3000:]
+    good = bad.read_bytes()
+    bad.write_bytes(good[:-30])  # behind its header
+    ended, rest = adm(tmp_path / "rest", *more)
+    saved = max(rest.glob("model*.pt"), default=None)
+    assert ended.returncode == 1 and saved and saved.name != "model000000.pt", ended.stderr[-3000:]
+    bad.write_bytes(good)
+    again, _ = adm(tmp_path / "rest", *more, "--resume_checkpoint", saved, seed=9)
+    assert again.returncode == 0, again.stderr[-3000:]
+    same_files(rest, whole, "model000012.pt", "ema*000012.pt", "opt000012.pt", "ogdm000012.pt")
+
+
+def test_adm_names_the_trainer_that_is_in_its_folder(adm, tmp_path):
+    folder.claim(tmp_path)
+    done, _ = adm(tmp_path)
+    folder.release()
+    assert done.returncode == 1 and f"error: process {os.getpid()} on" in done.stderr, done.stderr[-2000:]
+    assert not list(tmp_path.glob("*.pt"))
 
 
 # ---- EDM ----------------------------------------------------------------------------------------
