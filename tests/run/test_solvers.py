@@ -265,6 +265,7 @@ def test_native_checkpoints_are_sampled(patched, tmp_path, backbone, folder, pac
         assert images.shape == (32, 8, 8, 3) and images.std() > 60  # digits; noise that was not denoised is grey
         assert abs(float(images.mean()) - 78) < 25  # of the digits' own mean
     if backbone == "adm":
-        for native, message in ([], "there is no flags.json"), (["--native", "--image_size 8"], "does not fit the net"):
-            wrong = subprocess.run([*command, *native], cwd=ROOT, capture_output=True, text=True)
+        wider = ADM.replace("--num_channels 32", "--num_channels 64")
+        for native, message in ("", "there is no flags.json"), (wider, "does not fit the network of these flags"):
+            wrong = subprocess.run([*command, "--native", native], cwd=ROOT, capture_output=True, text=True)
             assert wrong.returncode == 2 and message in wrong.stderr
