@@ -99,7 +99,7 @@ def recipe(name: str, backbone: str = "") -> dict[str, Any]:
     name = "default" if name == "ours" else name
     if name not in RECIPES:
         raise ValueError(f"unknown recipe {name!r}; use one of {', '.join(RECIPES)}")
-    ours = {"d_kind": "auto", "fused": True} if backbone == "diffusers" else {}
+    ours = {"fused": True} if backbone == "diffusers" else {}
     return RECIPES[name].get(backbone, RECIPES[name][""]) | ours
 
 

@@ -5,9 +5,6 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
-extras="eval diffusers" # run.sampling draws from diffusers models
-case " $* " in *lite0*) extras+=" features" ;; esac
-case " $* " in *" mnist "*) extras+=" mnist" ;; esac
-case " $* " in *" --curve"*) extras+=" adm edm ldm" ;; esac # whose snapshots they may be
+extras="eval diffusers$(extras_of "$@")" # run.sampling draws from diffusers models
 case " $* " in *" --evaluator adm "* | *" --evaluator=adm "*) ensure_upstream guided-diffusion ;; esac
 launch run.evaluate "$extras" --cache "$ROOT/out/evaluation-cache" "$@"

@@ -6,6 +6,7 @@
 #     launch run.x diffusers "$@" # checks the arguments, makes the environment, becomes the module
 #     check_arguments run.x "$@"  # --help or a wrong flag ends the script before anything is installed
 #     ensure_env diffusers        # the environment with these extras; sets $PYTHON, puts it on PATH
+#     extras_of "$@"              # what models and nets among the arguments need
 #     ensure_upstream edm         # third_party/edm, fetched and patched
 #
 # Environment variables that a user may set:
@@ -91,6 +92,23 @@ ensure_env() {
   # On a CPU glibc gives the memory of each large tensor back to the system, and fetches it again.
   : "${MALLOC_MMAP_THRESHOLD_:=2000000000}" "${MALLOC_TRIM_THRESHOLD_:=8000000000}"
   export PYTHON PATH PYTHONPATH MALLOC_MMAP_THRESHOLD_ MALLOC_TRIM_THRESHOLD_
+}
+
+# extras_of ARG...: the extras of the data, feature nets and native checkpoints among the arguments, each after a space.
+extras_of() {
+  local word before=""
+  for word in "$@"; do
+    case "$before $word" in
+      *lite0*) printf ' features' ;;
+      *" mnist") printf ' mnist' ;;
+      "--features "* | *" --"*) ;; # a classifier ends in .pt, too
+      *.pt) printf ' adm' ;;
+      *.pkl) printf ' edm' ;;
+      *.ckpt) printf ' ldm' ;;
+      *[*?]*) printf ' adm edm ldm' ;; # a pattern, whose snapshots they may be
+    esac
+    before="$word"
+  done
 }
 
 # ensure_upstream NAME...: fetches and patches these submodules, or stops with the reason.

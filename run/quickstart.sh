@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The main job on a bare machine: does OGDM beat plain training when sampling in few steps?
 #
-# usage: run/quickstart.sh [--out out/quickstart] [--seeds 0,1,2] [--data mnist|digits] [FLAGS]
+# usage: run/quickstart.sh [--out out/quickstart] [--seeds 0,1,2] [--data mnist|digits|cifar10] [FLAGS]
 #
 #   run/quickstart.sh                       MNIST at 16x16: two fine-tunes side by side, minutes
 #   run/quickstart.sh --data digits         8x8 digits and a smaller U-Net

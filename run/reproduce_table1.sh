@@ -14,5 +14,6 @@ case "$number" in # the backbones of its rows, and what scores them; diffusers b
   9) extras="adm diffusers eval tables" ;;
   *) extras="adm diffusers edm eval ldm tables" ;;
 esac
-case " $* " in *cpu-mnist*) extras+=" mnist" ;; *lite0* | *cpu-cifar10*) extras+=" features" ;; esac
+case " $* " in *cpu-mnist*) extras+=" mnist" ;; esac
+case " $* " in *lite0* | *cpu-cifar10*) extras+=" features" ;; esac
 launch run.tables "$extras" "$number" "$@"

@@ -77,6 +77,11 @@ class Network:
                          generator=generator_of("steps", i, device=self.device), **solver)  # fmt: skip
 
     @torch.no_grad()
+    def image_shape(self) -> tuple[int, ...]:
+        """(C, H, W) of its images."""
+        return tuple(self.decode(torch.zeros(1, *self.shape, device=self.device, dtype=self.dtype)).shape[1:])
+
+    @torch.no_grad()
     def draw(self, noise: Tensor, sampler: str, nfe: int, **options: Any) -> Tensor:
         """Samples [N, C, H, W] in [-1, 1], on the CPU, by the options of `latents`."""
         parts = self.latents(noise, sampler, nfe, **options)
@@ -106,10 +111,15 @@ class Model(Network):
 
 def draw_images(
     path: str, output: Path, count: int, sampler: str, nfe: int, seed: int = 0,
-    guide: Path | None = None, weight: float = 1.0, **solver: Any,
+    guide: Path | None = None, weight: float = 1.0, check: Callable[[tuple[int, ...]], None] = lambda shape: None,
+    **solver: Any,
 ) -> None:  # fmt: skip
-    """Writes `count` samples of the model at `path` to an npz, as an evaluator reads them."""
+    """Writes `count` samples of the model at `path` to an npz, as an evaluator reads them.
+
+    check   raises for images of a shape (C, H, W) that are of no use, before any is drawn
+    """
     model = open_network(Path(path))
+    check(model.image_shape())
     noise = torch.randn((count, *model.shape), generator=generator_of(seed, "samples"))
     x = model.draw(noise, sampler, nfe, guide=load_guide(guide, model.device) if guide else None, weight=weight,
                    **solver)  # fmt: skip
@@ -124,11 +134,10 @@ def backbone_of(path: Path) -> Backbone | None:
     """The backbone whose weights the file holds; None for a model in diffusers' format or an npz of samples."""
     if path.suffix == ".npz" or unet_config(path).is_file():
         return None
-    readable = [b for b in map(backbones.get, backbones.NAMES) if b.suffix]
-    if not path.is_file() or not (found := [b for b in readable if b.suffix == path.suffix]):
-        kinds = ", ".join(f"{b.name}'s {b.suffix}" for b in readable)
+    if not (found := backbones.reader_of(path)):
+        kinds = ", ".join(f"{b.name}'s {b.suffix}" for b in map(backbones.get, backbones.NAMES) if b.suffix)
         raise ValueError(f"{path} is no model: give a folder in diffusers' format, or a file of weights: {kinds}")
-    return found[0]
+    return found
 
 
 def open_network(

@@ -14,8 +14,6 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 export TQDM_DISABLE=1 # a line for each cell says how far it is
-extras="analysis diffusers"
-case " $* " in *lite0*) extras+=" features" ;; esac
-case " $* " in *" mnist "*) extras+=" mnist" ;; esac
+extras="analysis diffusers$(extras_of "$@")"
 case " $*" in *" --weights"*) extras+=" eval" ;; esac # Inception comes with it
 launch run.solvers "$extras" "$@"

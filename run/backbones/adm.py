@@ -33,6 +33,11 @@ SMALL_MODEL = {
                 "--dropout": 0},
 }  # fmt: skip
 
+GIVE_FLAGS = (
+    "give the flags of its training: run/solvers.sh --native '--image_size 32 ...', or run/export.sh ... -- "
+    "--image_size 32 ...; run/evaluate.sh takes the npz of scripts/image_sample.py, too"
+)
+
 
 def model_flags(preset: Preset) -> Flags:
     """The network and the diffusion of a row."""
@@ -101,42 +106,49 @@ class Adm(Backbone):
             "--discretization": discretisation_of(preset, sampler),
         }  # fmt: skip
 
-    def network(self, weights: Path, third_party: Path, native: Sequence[str], device: str) -> "Network":
-        """As the patched image_sample.py samples, predicted x_0 not clipped; without `native` the network is what
-        flags.json beside the weights says, which trainings write."""
+    def built(
+        self, weights: Path, third_party: Path, native: Sequence[str], **fixed: Any
+    ) -> tuple[dict[str, Any], Any, Any]:
+        """(flags, network with the weights, diffusion). The flags are upstream's defaults, then those in flags.json
+        beside the weights, which trainings write, then the words in `native`, then `fixed`."""
         from ogdm_core import trust
         from ogdm_core.cli import Parser
         from ogdm_core.files import read_json
-        from run.sampling import Network
 
         self.put_on_path(third_party)
         from guided_diffusion import script_util
 
-        from ogdm_core.adm.train import make_eps_fn, schedule_of
-
-        parser = Parser(prog="run/solvers.sh, --native")
         known = script_util.model_and_diffusion_defaults()
+        parser = Parser(prog="ADM's network")
         script_util.add_dict_to_argparser(parser, known | {"num_classes": 0})
         beside = weights.with_name("flags.json")
-        if not native and not beside.is_file():
+        if beside.is_file():
+            parser.set_defaults(**{n: v for n, v in read_json(beside).items() if n in known or n == "num_classes"})
+        elif not native:
             raise ValueError(f"{weights}: there is no {beside.name} beside it, which trainings write, so its network "
-                             "is not known; give run/solvers.sh its flags, --native '--image_size 32 ...', or sample "
-                             "it by scripts/image_sample.py and give the npz")  # fmt: skip
-        if not native:
-            native = [word for name, value in read_json(beside).items() for word in (f"--{name}", str(value))]
-        flags = vars(parser.parse_args(native))
-        classes = (flags["num_classes"] or script_util.NUM_CLASSES) if flags["class_cond"] else 0
+                             f"is not known; {GIVE_FLAGS}")  # fmt: skip
+        flags = vars(parser.parse_args(native)) | fixed
         model, diffusion = script_util.create_model_and_diffusion(**{name: flags[name] for name in known})
         try:
             model.load_state_dict(trust.load(weights, map_location="cpu", weights_only=True))
         except RuntimeError as error:
-            raise ValueError(
-                f"{weights} does not fit the network that --native describes; give the flags of its training, "
-                f"as in --native '--image_size 32 --num_channels 128' ({str(error).splitlines()[-1].strip()})"
-            ) from error
+            why = str(error).splitlines()[-1].strip()[:200]
+            raise ValueError(f"{weights} does not fit the network of these flags; {GIVE_FLAGS} ({why})") from error
+        return flags, model.eval(), diffusion
+
+    def network(self, weights: Path, third_party: Path, native: Sequence[str], device: str) -> "Network":
+        """As the patched image_sample.py samples, predicted x_0 not clipped."""
+        from run.sampling import Network
+
+        flags, model, diffusion = self.built(weights, third_party, native)
+        from guided_diffusion.script_util import NUM_CLASSES
+
+        from ogdm_core.adm.train import make_eps_fn, schedule_of
+
+        classes = (flags["num_classes"] or NUM_CLASSES) if flags["class_cond"] else 0
         if flags["use_fp16"]:
             model.convert_to_fp16()
-        model.to(device).eval()
+        model.to(device)
 
         def eps_of(label: "Tensor | None") -> Any:
             return make_eps_fn(diffusion, model, {} if label is None else {"y": label})

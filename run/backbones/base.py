@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from run import launch
 from run.launch import Command, Engine, python_path
-from run.presets import Preset
+from run.presets import PRESETS, Preset
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -86,7 +86,8 @@ class Backbone(ABC):
             raise ValueError(problems[0])
         flags = self.training(preset, engine, data, out, init, seed)
         if preset.ogdm:  # what Table 5 says of the method; the rest are defaults, which a recipe may change
-            said = {"projection": preset.projection, "k": preset.k, "gamma": preset.gamma, "d_kind": "paper"}
+            said = {"projection": preset.projection, "k": preset.k, "gamma": preset.gamma,
+                    "d_kind": "paper" if preset.name in PRESETS else None}  # fmt: skip
             flags |= self.switch_on() | self.ogdm(**{name: v for name, v in said.items() if v is not None})
         return self.command(engine, self.script, flags | dict(more or {}), out)
 

@@ -105,7 +105,8 @@ def run(args: argparse.Namespace) -> None:
     labels = sorted(set(classes))
     names = [f"{name}_{i:06d}.png".lstrip("_") for i, name in enumerate(classes)]
     order = hashlib.sha256(json.dumps([str(path.relative_to(source)) for path in good]).encode()).hexdigest()[:16]
-    made = {"dataset": source.name, "size": size, "pictures": order, "grey": int(grey)}
+    made = {"dataset": source.name, "size": size, "pictures": order, "grey": int(grey),
+            "classes": len(labels)}  # fmt: skip
     pictures = zip(names, [partial(prepared, path, size, grey) for path in good], strict=True)
     write_images(out, pictures, len(names), made)
     report(left_out, out, source)

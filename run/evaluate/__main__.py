@@ -11,7 +11,6 @@ from typing import Any
 from ogdm_core.cli import errors_in_one_line
 from ogdm_core.files import check_writable, write_json
 from run.provenance import commit, versions
-from run.sampling import draw_images
 
 from . import adm, curve, torch_evaluator
 from .flags import ADM, OF_MODEL, parse
@@ -31,15 +30,14 @@ def main(argv: list[str] | None = None) -> int:
             for file in filter(None, (args.json, args.save_statistics, args.curve)):
                 check_writable(file)
             reference = open_source(args.reference)
+            size = reference.images.shape if reference.images else (1, 1, 1)  # as far as is known
+            samples = planned(args.samples, args.count, size) if args.model else open_source(args.samples)
+            evaluator.check(reference, samples, args)
             if args.curve:
                 return draw_curve(reference, evaluator, args, argv)
-            samples = planned(args.samples, args.count) if args.model else open_source(args.samples)
-            evaluator.check(reference, samples, args)
             if args.model:
                 file = Path(folder, f"{args.sampler}-{args.nfe}.npz")
-                draw_images(str(args.samples), file, args.count, args.sampler, args.nfe, args.seed,
-                            discretisation=args.discretisation, rho=args.rho, order=args.order)  # fmt: skip
-                samples = open_source(file)
+                samples = curve.drawn(args.samples, file, reference, evaluator, args)
             found = evaluator.evaluate(reference, samples, args)
     except KeyboardInterrupt:
         print("stopped; the same command goes on from the stored features, but samples a model anew", file=sys.stderr)
@@ -48,10 +46,8 @@ def main(argv: list[str] | None = None) -> int:
         "evaluator": args.evaluator,
         "reference": str(args.reference),
         "samples": str(args.samples),
-        "sampling": {name: getattr(args, name) for name in (*OF_MODEL, "seed")} if args.model else None,
-        "command": shlex.join(["python", "-m", "run.evaluate", *argv]),
+        **made_by(args, argv),
         "versions": versions(PACKAGES) | found.get("versions", {}),
-        "commit": commit(),
         "seconds": round(time.time() - started, 1),
     }
     show(result)
@@ -66,19 +62,21 @@ def main(argv: list[str] | None = None) -> int:
 
 def draw_curve(reference: Source, evaluator: Any, args: argparse.Namespace, argv: list[str]) -> int:
     """--curve: every snapshot's numbers, and their picture."""
-
-    def evaluate(real: Source, samples: Source) -> dict[str, Any]:
-        evaluator.check(real, samples, args)
-        return evaluator.evaluate(real, samples, args)
-
-    evaluator.check(reference, reference, args)  # before anything is drawn
-    points = curve.scores(reference, args, evaluate)
-    command = shlex.join(["python", "-m", "run.evaluate", *argv])
-    curve.plot(points, args.curve, f"{args.sampler}, {args.nfe} evaluations, {args.count:,} samples", command)
+    points, made = curve.scores(reference, evaluator, args), made_by(args, argv)
+    curve.plot(points, args.curve, f"{args.sampler}, {args.nfe} evaluations, {args.count:,} samples", made["command"])
     print(f"wrote {args.curve}")
     if args.json:
-        write_json(args.json, {"points": points, "command": command, "commit": commit()})
+        write_json(args.json, {"points": points, **made, "versions": versions(PACKAGES)})
     return 0
+
+
+def made_by(args: argparse.Namespace, argv: list[str]) -> dict[str, Any]:
+    """How the samples of a model were drawn, the command and the commit."""
+    return {
+        "sampling": {name: getattr(args, name) for name in (*OF_MODEL, "seed")} if args.model else None,
+        "command": shlex.join(["python", "-m", "run.evaluate", *argv]),
+        "commit": commit(),
+    }
 
 
 def show(result: dict[str, Any]) -> None:

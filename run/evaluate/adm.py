@@ -80,6 +80,11 @@ def evaluate(reference: Source, samples: Source, args: argparse.Namespace) -> di
     }
 
 
+def key(args: argparse.Namespace) -> list[str]:
+    """Changes when the features may."""
+    return [sha256(args.weights)] if args.weights else []
+
+
 def run(python: Path, files: list[Path], folder: Path) -> list[str]:
     """The lines that upstream prints, which go to stderr as they come."""
     command = [str(word) for word in (python, HERE / "adm_runner.py", EVALUATOR, *files)]

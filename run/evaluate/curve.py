@@ -5,7 +5,6 @@ import hashlib
 import json
 import re
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,26 @@ from ogdm_core.files import read_json, sha256, write_json
 from run.sampling import backbone_of, draw_images
 
 from .flags import OF_MODEL
-from .sources import Source, open_source
+from .sources import Source, open_source, planned
+
+
+def drawn(model: Path, file: Path, reference: Source, evaluator: Any, args: argparse.Namespace) -> Source:
+    """Samples of a model, which are written to `file`; whether they can be evaluated is known before."""
+    solver = {name: getattr(args, name) for name in OF_MODEL}
+    draw_images(
+        str(model), file, seed=args.seed,
+        check=lambda shape: evaluator.check(reference, planned(model, args.count, shape), args), **solver,
+    )  # fmt: skip
+    return open_source(file)
 
 
 def snapshots(pattern: Path) -> list[tuple[int, Path]]:
-    """The files or folders that match, by the number that their name ends with."""
+    """The files or folders that match, by the number that their name ends with; LDM's last.ckpt has none."""
     root = Path(pattern.anchor or ".")
     found = []
     for path in root.glob(str(pattern.relative_to(pattern.anchor))):
+        if path.match("last*.ckpt"):
+            continue
         numbers = re.findall(r"\d+", path.name)
         if not numbers:
             raise ValueError(f"{path} has no number in its name; give a pattern of snapshots, such as 'RUN/*snapshot*'")
@@ -31,26 +42,24 @@ def snapshots(pattern: Path) -> list[tuple[int, Path]]:
     return sorted(found)
 
 
-def scores(
-    reference: Source, args: argparse.Namespace, evaluate: Callable[[Source, Source], dict[str, Any]]
-) -> list[dict[str, Any]]:
+def scores(reference: Source, evaluator: Any, args: argparse.Namespace) -> list[dict[str, Any]]:
     """The numbers of each snapshot; those that the cache has are read from there."""
-    points, real = [], reference.digest()
+    points, real, net = [], reference.digest(), evaluator.key(args)
     for number, path in snapshots(args.samples):
         names = (*OF_MODEL, "seed", "evaluator", "features", "pr_images", "floor")
         told = {name: getattr(args, name) for name in names}
         files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
         weights = [sha256(file) for file in files]
-        net = sha256(args.weights) if args.weights else ""
         key = hashlib.sha256(json.dumps([real, weights, net, told]).encode()).hexdigest()[:32]
         file = args.cache / f"score-{key}.json"
         if args.no_cache or not file.is_file():
             with tempfile.TemporaryDirectory() as folder:
-                npz = path if path.suffix == ".npz" else Path(folder, "samples.npz")
-                if npz != path:
-                    solver = {n: getattr(args, n) for n in OF_MODEL if n not in ("count", "sampler", "nfe")}
-                    draw_images(str(path), npz, args.count, args.sampler, args.nfe, args.seed, **solver)
-                found = evaluate(reference, open_source(npz))
+                if path.suffix == ".npz":
+                    samples = open_source(path)
+                    evaluator.check(reference, samples, args)
+                else:
+                    samples = drawn(path, Path(folder, "samples.npz"), reference, evaluator, args)
+                found = evaluator.evaluate(reference, samples, args)
             if not args.no_cache:
                 write_json(file, found)
         else:

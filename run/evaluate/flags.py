@@ -7,6 +7,7 @@ from pathlib import Path
 from ogdm_core.cli import Parser, number, time_grid
 from ogdm_core.grids import check_solver
 from ogdm_core.nfe import DISCRETISATIONS, SAMPLERS
+from run.backbones import reader_of
 
 DESCRIPTION = """\
 FID, precision and recall (k = 3) of samples against a reference.
@@ -26,7 +27,8 @@ def parser() -> argparse.ArgumentParser:
     add = p.add_argument
     # fmt: off
     add("reference", type=Path, help="training images, ADM's reference batch, statistics")
-    add("samples", type=Path, help="what a sampler wrote; or a model in diffusers' format, which is sampled here")
+    add("samples", type=Path, help="what a sampler wrote; or a model, which is sampled here: a folder in diffusers' "
+        "format, or a checkpoint of ADM's (with its flags.json), EDM's or LDM's")
     add("--sampler", choices=tuple(SAMPLERS), metavar="NAME",
         help=f"of a model: {', '.join(SAMPLERS)} (default: {OF_MODEL['sampler']})")
     add("--nfe", type=number(int, 1), metavar="N",
@@ -63,8 +65,8 @@ def parser() -> argparse.ArgumentParser:
         help="draws those N images, and a model's samples (default: %(default)s)")
     add("--save-statistics", type=Path, metavar="NPZ", help="write the reference's, to be used as a REFERENCE later")
     add("--curve", type=Path, metavar="PNG",
-        help="SAMPLES is a pattern of snapshots of any backbone, in quotes, such as 'RUN/*snapshot*': sample and score "
-        "each, and draw FID over the number in its name; scores are kept in --cache")
+        help="SAMPLES is a pattern of snapshots of ADM, EDM, LDM or diffusers, in quotes, such as 'RUN/*snapshot*': "
+        "sample and score each, and draw FID over the number in its name; scores are kept in --cache")
     add("--json", type=Path, metavar="FILE", help="write the numbers, the command, versions and the commit")
     # fmt: on
     return p
@@ -75,7 +77,9 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     p = parser()
     args = p.parse_args(argv)
     configs = (args.samples / name for name in ("unet/config.json", "config.json"))
-    args.model = args.curve is not None or any(file.is_file() for file in configs)
+    args.model = bool(args.curve or reader_of(args.samples) or any(file.is_file() for file in configs))
+    if args.curve and args.save_statistics:
+        p.error("--save-statistics is for one evaluation: leave out it or --curve")
     given = [name for name in OF_MODEL if getattr(args, name) is not None]
     if given and not args.model:
         p.error(f"--{given[0]} is for a model; {args.samples} is none")

@@ -2,15 +2,14 @@
 
 import hashlib
 import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from ogdm_core.diffusers.model import unet_config
-from ogdm_core.files import atomic_write, read_json, sha256
+from ogdm_core.files import atomic_write, sha256
 from ogdm_core.images import UNREADABLE, Folder, Images, load, read_npz
-from run.sampling import shape_of
 
 KINDS = "an .npz (arr_0: uint8 images [N, H, W, C]; or mu and sigma), a folder of images, digits or mnist"
 
@@ -80,11 +79,9 @@ def open_source(path: str | Path) -> Source:
     return Source(path, read_npz(path) if "arr_0" in names else None, saved)
 
 
-def planned(model: Path, count: int) -> Source:
-    """What `count` samples of a model in diffusers' format will be, before they are drawn."""
-    file = unet_config(model)
-    shape = (count, *shape_of(read_json(file), file))
-    return Source(model, Images(np.broadcast_to(np.uint8(0), shape)))
+def planned(model: Path, count: int, shape: Sequence[int]) -> Source:
+    """What `count` samples of a model will be, images of `shape` (C, H, W), before they are drawn."""
+    return Source(model, Images(np.broadcast_to(np.uint8(0), (count, *shape))))
 
 
 def _statistics(archive: np.lib.npyio.NpzFile) -> Statistics:

@@ -72,6 +72,12 @@ def _nets(args: argparse.Namespace) -> list[str | None]:
     return args.features.split(",") if args.features else [None]
 
 
+def key(args: argparse.Namespace) -> list[str]:
+    """Changes when a net's features may."""
+    cache = None if args.no_cache else args.cache
+    return [load_features(net, args.weights, "cpu", cache).key for net in _nets(args)]
+
+
 def in_features_of(
     spec: str | Features | None, reference: Source, samples: Source, args: argparse.Namespace, keep: bool = False
 ) -> dict[str, Any]:

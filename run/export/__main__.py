@@ -8,7 +8,7 @@ from ogdm_core.files import atomic_write, write_json
 from run import backbones
 from run.tables.baselines import pack
 
-from .card import card, training_of
+from .card import card, scores_table, training_of
 from .flags import parse
 from .unet import NotTheSame, convert
 
@@ -19,6 +19,7 @@ def main(argv: list[str] | None = None) -> int:
     with errors_in_one_line():
         if not (backbones.get(args.backbone).home(args.third_party)).is_dir():
             raise FileNotFoundError(f"there is no {args.third_party}; run/setup.sh {args.backbone} fetches the code")
+        scores = scores_table(args.scores)
         mapping = importlib.import_module(f"run.export.{args.backbone}")
         network, unet, why_not = mapping.read(args.checkpoint, args.native, args.third_party), None, ""
         try:
@@ -38,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
             unet.save_pretrained(args.folder / "unet")
             network.scheduler.save_pretrained(args.folder / "scheduler")
         with atomic_write(args.folder / "README.md", "w") as file:
-            file.write(card(args, why_not, classes))
+            file.write(card(args, scores, why_not, classes))
     print(f"{args.folder}: {numbers:,} numbers in model.safetensors, their flags in model.json, a card in README.md")
     print(f"no folder for diffusers: {why_not}" if why_not else "unet/ and scheduler/ for diffusers; outputs are equal")
     return 0

@@ -1,15 +1,11 @@
 """guided-diffusion's U-Net for diffusers. It is the same function, but for unequal heads or another first width."""
 
 import re
-import sys
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from ogdm_core.cli import Parser
-from ogdm_core.files import read_json
 from run import backbones
 
 from .unet import Network, NotTheSame
@@ -23,35 +19,12 @@ INNER = {
 }  # fmt: skip
 
 
-def flags_of(checkpoint: Path, native: list[str], defaults: dict[str, Any]) -> dict[str, Any]:
-    """Upstream's defaults, then flags.json beside the checkpoint, then the words after --, each in its own type."""
-    beside = checkpoint.with_name("flags.json")
-    given = {n: v for n, v in (read_json(beside) if beside.is_file() else {}).items() if n in defaults}
-    p = Parser(prog="run/export.sh adm CHECKPOINT DIR --")
-    for name, value in (defaults | given).items():
-        kind = (lambda text: text.lower() in ("1", "true", "t", "yes", "y")) if isinstance(value, bool) else type(value)
-        p.add_argument(f"--{name}", default=value, type=kind)
-    return vars(p.parse_args(native))
-
-
 def read(checkpoint: Path, native: list[str], third_party: Path) -> Network:
     """The network of a checkpoint with its weights."""
     from diffusers import DDPMScheduler
 
-    backbone = backbones.get("adm")
-    sys.path.insert(0, str(backbone.home(third_party)))
-    from guided_diffusion.script_util import create_model, model_and_diffusion_defaults
-
-    flags = flags_of(checkpoint, native, model_and_diffusion_defaults())
-    names = create_model.__code__.co_varnames[: create_model.__code__.co_argcount]
-    net = create_model(**{n: flags[n] for n in names} | {"use_fp16": False, "use_checkpoint": False}).eval()
-    try:
-        net.load_state_dict(backbone.pack(checkpoint, third_party)[0])
-    except RuntimeError as error:
-        raise ValueError(
-            f"{checkpoint} does not fit the network of these flags; give those of its training after -- "
-            f"({str(error).splitlines()[1].strip()[:200]})"
-        ) from None
+    plain = {"use_fp16": False, "use_checkpoint": False}
+    flags, net, _ = backbones.get("adm").built(checkpoint, third_party, native, **plain)
     widths = [int(net.model_channels * m) for m in net.channel_mult]
     attention = [2**i in net.attention_resolutions for i in range(len(widths))]
     at = {w for w, attends in zip(widths, attention, strict=True) if attends} | {widths[-1]}

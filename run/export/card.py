@@ -56,23 +56,28 @@ def training_of(checkpoint: Path) -> dict[str, Any]:
 
 
 def scores_table(files: list[Path]) -> str:
-    """One row per file that run/evaluate.sh --json wrote."""
+    """One row per file that run/evaluate.sh --json wrote, or per snapshot of a --curve."""
     rows = [
         "| samples | sampler | NFE | FID | precision | recall | features | images |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for file in files:
-        found = read_json(file)
-        sampling = found.get("sampling") or {}
-        numbers = ["--" if found.get(n) is None else f"{found[n]:.4g}" for n in ("fid", "precision", "recall")]
-        cells = [Path(found["samples"]).name, sampling.get("sampler", "--"), sampling.get("nfe", "--"), *numbers]
-        rows.append("| " + " | ".join(map(str, [*cells, found["features"], found["sample_images"]])) + " |")
+        whole = read_json(file)
+        sampling = whole.get("sampling") or {}
+        for found in whole.get("points", [whole]):
+            name = found.get("snapshot") or found.get("samples")
+            if not name or "fid" not in found:
+                raise ValueError(f"--scores {file}: there are no scores in it; run/evaluate.sh --json writes them")
+            numbers = ["--" if found.get(n) is None else f"{found[n]:.4g}" for n in ("fid", "precision", "recall")]
+            cells = [Path(name).name, sampling.get("sampler", "--"), sampling.get("nfe", "--"), *numbers]
+            rows.append("| " + " | ".join(map(str, [*cells, found["features"], found["sample_images"]])) + " |")
     return "\n".join(rows) if files else f"{UNKNOWN}; `run/evaluate.sh REFERENCE SAMPLES --json FILE` makes them."
 
 
-def card(args: argparse.Namespace, why_not: str, classes: int) -> str:
+def card(args: argparse.Namespace, scores: str, why_not: str, classes: int) -> str:
     """The text of README.md, for the flags of run/export.sh.
 
+    scores    as `scores_table` makes them
     why_not   why there is no folder for diffusers, or empty
     classes   that the network is conditioned on
     """
@@ -117,7 +122,7 @@ The network's flags are in model.json.
 
 ## Scores
 
-{scores_table(args.scores)}
+{scores}
 
 FIDs of different features, references or numbers of images cannot be compared with each other.
 """

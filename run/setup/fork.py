@@ -104,6 +104,8 @@ def write(file: Path, content: bytes) -> None:
 
 def into(sub: Submodule, root: Path, as_branch: bool = False) -> None:
     """Adds our lines to a clone or fork at `root`, in its files or as a branch of commits: all of them, or none."""
+    if not root.is_dir():
+        raise Refusal(f"--into {root}: there is no such folder; give a clone or fork of {sub.name}")
     found, contents, left = read_places(sub), {}, []
     for path, patch in sub.patches().items():
         if not (root / path).is_file():

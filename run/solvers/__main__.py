@@ -23,7 +23,7 @@ from ogdm_core.nfe import SAMPLERS, steps_for_nfe
 from ogdm_core.random import generator_of
 from run.evaluate import torch_evaluator
 from run.evaluate.features import Features, load_features
-from run.evaluate.sources import Source, open_source
+from run.evaluate.sources import Source, open_source, planned
 from run.provenance import commit, versions
 from run.sampling import Network, device_here, open_network
 
@@ -158,10 +158,13 @@ def work(args: argparse.Namespace, command: str) -> None:
     """Scores what is not there yet, prints the tables and writes the files."""
     with errors_in_one_line():
         reference = open_source(args.reference)
-        torch_evaluator.check(reference, reference, evaluator(args))
+        torch_evaluator.check(reference, reference, evaluator(args))  # before a model is opened
         subjects = [open_subject(path, name, args) for path, name in zip(args.models, args.names, strict=True)]
         if len({s.network.shape for s in subjects}) > 1:
             raise ValueError(f"the models make x of different shapes, {[s.network.shape for s in subjects]}")
+        for subject in subjects:
+            samples = planned(Path(subject.name), args.count, subject.network.image_shape())
+            torch_evaluator.check(reference, samples, evaluator(args))
         cells = [cell for subject in subjects for cell in cells_of(subject, args)]
         net = load_features(args.features, args.weights, args.device or device_here(), args.out / "features")
     left_out = {s: [n for n in args.nfe if (s, n) not in args.cells] for s in args.solvers}

@@ -9,7 +9,6 @@ import argparse
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from ogdm_core.cli import Parser, number, numbers
 from ogdm_core.nfe import DISCRETISATIONS, SAMPLERS, steps_for_nfe
@@ -47,8 +46,9 @@ def parser() -> argparse.ArgumentParser:
     add("--search", type=number(int, 0), default=0, metavar="N",
         help="try N time grids for the best solver of each model and NFE, without training and data, and keep the best")
     add("--native", type=shlex.split, default=[], metavar="FLAGS",
-        help="ADM: the network's flags in image_sample.py, in quotes; its checkpoints do not hold them")
-    add("--features", metavar="NET", help="feature net, as in run/evaluate.sh (default: Inception)")
+        help="ADM: the network's flags in image_sample.py, in quotes, where flags.json beside the checkpoint does not "
+        "say them")
+    add("--features", metavar="NET", help="one feature net of those that run/evaluate.sh takes (default: Inception)")
     add("--weights", type=Path, metavar="FILE", help="Inception's weights, as in run/evaluate.sh")
     add("--batch", type=number(int, 1), default=256, metavar="N", help="images at once (default: %(default)s)")
     add("--device", metavar="NAME", help="cpu, cuda, cuda:1 (default: cuda where there is one)")
@@ -86,9 +86,9 @@ def fits(solver: str, nfe: int) -> bool:
     return True
 
 
-def evaluator(args: argparse.Namespace, **more: Any) -> argparse.Namespace:
+def evaluator(args: argparse.Namespace) -> argparse.Namespace:
     """What run.evaluate's torch evaluator is told."""
     return argparse.Namespace(
         features=args.features, weights=args.weights, batch=args.batch, device=args.device, seed=args.seed,
-        cache=args.out / "features", no_cache=False, pr_images=50_000, save_statistics=None, floor=False, **more,
+        cache=args.out / "features", no_cache=False, pr_images=50_000, save_statistics=None, floor=False,
     )  # fmt: skip

@@ -255,7 +255,7 @@ class Planner:
     def scored(self, preset: Preset, samples: Job) -> Job:
         """FID and recall against the training set."""
         o, needs = self.options, [samples, self.data(preset)[1]]
-        flags = {"--evaluator": o.evaluator} if o.evaluator != "torch" else dict(self.scale.evaluation)
+        flags = {"--evaluator": o.evaluator} if o.evaluator != "torch" else self.scale.evaluation(o.samples)
         if o.net == CLASSIFIER:
             needs.append(datasets.classifier(self.scale, o.out))
             flags["--features"] = needs[-1].output

@@ -37,7 +37,6 @@ class Scale:
     size: int = 0  # of the images; 0: the rows' own
     count: int = 0  # the first so many; 0: all
     features: str = ""  # as --features of run/evaluate.sh, or CLASSIFIER: a job trains it; empty: Inception
-    evaluation: Mapping[str, Any] = field(default_factory=dict)  # further flags of run/evaluate.sh
     controls: bool = False  # fine-tunes beside their controls, in place of the paper's rows
     gigabytes: float = 0.0  # what a run takes on a disk at most; 0: it is counted
     guide: Mapping[str, Any] = field(default_factory=GUIDE.copy)
@@ -68,6 +67,10 @@ class Scale:
         """Native flags in place of the preset's."""
         backbone = backbones.get(preset.backbone)
         return backbone.small_sampling(self.networks, self.size, images) if self.networks else {}
+
+    def evaluation(self, images: int) -> dict[str, Any]:
+        """Further flags of run/evaluate.sh."""
+        return {}
 
     def shipped(self, preset: Preset) -> Path | None:
         """Weights of a baseline that come with this repository."""
@@ -134,6 +137,10 @@ class CpuCifar10(Cpu):
     OTHERS = {"dpmpp-2m": (10, 5), "unipc": (10, 5)}  # samplers that Table 3 does not have
     FINETUNE_STEPS = 2_000
 
+    def evaluation(self, images: int) -> dict[str, Any]:
+        """Real images against real ones where there are twice as many of them."""
+        return {"--pr-images": max(5_000, images)} | ({"--floor": None} if images <= 25_000 else {})
+
     @property
     def images_of(self) -> str:
         return f"CIFAR-10 {self.size}x{self.size}"
@@ -160,10 +167,7 @@ SMOKE = Smoke(
     images=16, networks="smoke", data="digits", size=32, count=96, features="run.tables.stand_in:random_features",
     gigabytes=1.0, guide={"--steps": 3, "--batch-size": 8},
 )  # fmt: skip
-TITLE = (
-    "CPU SCALE: small networks on {} at {}x{}, FID and recall in the features of a small "
-    "classifier, not Inception's: they compare with each other only"
-)
+TITLE = "CPU SCALE: small networks on {} at {}x{}"
 CPU_DIGITS = Cpu(
     name="cpu", title=TITLE.format("scikit-learn's digits", 8, 8), images=2_500, seeds=(0, 1, 2),
     networks="cpu", data="digits", size=8, features=CLASSIFIER, controls=True, gigabytes=2.0,
@@ -173,9 +177,8 @@ CPU_MNIST = replace(
 )
 CPU_CIFAR10 = CpuCifar10(
     name="cpu-cifar10", images=5_000, seeds=(0, 1, 2), networks="cifar10", size=16, features="lite0,lite0-64",
-    title="CPU SCALE: small networks on CIFAR-10 at 16x16, FID and recall in the features of EfficientNet-Lite0, not "
-    "Inception's: they compare with each other only",
-    evaluation={"--pr-images": 5_000, "--floor": None}, controls=True, gigabytes=4.0,
+    title=TITLE.format("CIFAR-10", 16, 16),
+    controls=True, gigabytes=4.0,
 )  # fmt: skip
 CPU_CIFAR10_32 = replace(
     CPU_CIFAR10, name="cpu-cifar10-32", size=32, title=CPU_CIFAR10.title.replace("16x16", "32x32"), gigabytes=6.0

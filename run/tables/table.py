@@ -20,7 +20,7 @@ from . import paper
 from .jobs import Job, read_json
 from .plot import groups_of, plot
 from .rows import Options, Row
-from .scale import Scale, get_scale
+from .scale import CLASSIFIER, Scale, get_scale
 from .worker import LOG, PACKAGES
 
 OPEN = "–"
@@ -35,11 +35,14 @@ CSV = ("row", "dataset", "method", "sampler", "nfe", "status", "fid", "paper_fid
 # ---- what is there ------------------------------------------------------------------------------
 
 
-def about(number: int, scale: Scale, command: str) -> dict[str, Any]:
-    """What a table's results begin with: its title, and where they come from."""
+def about(number: int, scale: Scale, command: str, net: str = "") -> dict[str, Any]:
+    """What a table's results begin with: its title, with the feature net (empty: Inception) where there are controls,
+    and where they come from."""
     title = f"Table {number}. {paper.CAPTIONS[number]}"
+    of = f"{'a small classifier' if net == CLASSIFIER else net}, not Inception's" if net else "Inception"
+    of_net = f", FID and recall in the features of {of}: they compare with each other only" if scale.controls else ""
     return {
-        "title": f"{scale.title} ({title})" if scale.title else title,
+        "title": f"{scale.title}{of_net} ({title})" if scale.title else title,
         "number": number,
         "scale": scale.name,
         "smoke": scale.name == "smoke",
@@ -54,11 +57,11 @@ def about(number: int, scale: Scale, command: str) -> dict[str, Any]:
 def collect(options: Options, rows: list[Row], command: str) -> dict[str, Any]:
     """One entry per row; the other files are written from it, and it is table<N>.json."""
     scale = options.scale
-    results = about(options.number, scale, command) | {
+    names = options.net.split(",")
+    results = about(options.number, scale, command, names[0]) | {
         "samples": options.samples,
         "seeds": list(options.seeds),
     }
-    names = options.net.split(",")
     first, *others = [{"features": name, "rows": _rows(options, rows, net)} for net, name in enumerate(names)]
     return results | {"rows": first["rows"]} | ({"also": others} if others else {})
 
@@ -414,7 +417,8 @@ def assemble(number: int, out: Path, scale: str, command: str) -> dict[str, Any]
     rows = [_assembled_row(list(cells), number, out) for _, cells in by_row]
     methods = "".join(row["method"] for row in rows)
     notes = [f"{mark} {text}" for mark, text in NOTES.items() if mark in methods]
-    return about(number, get_scale(scale), command) | {"notes": notes, "rows": rows}
+    net = get_scale(scale).features.partition(",")[0]
+    return about(number, get_scale(scale), command, net) | {"notes": notes, "rows": rows}
 
 
 def _assembled_row(cells: list[paper.Cell], number: int, out: Path) -> dict[str, Any]:

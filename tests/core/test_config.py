@@ -228,7 +228,7 @@ def test_the_release_recipe_sets_defaults_and_every_flag_wins(parse, backbone, r
 def test_the_trainer_for_diffusers_models_has_defaults_of_its_own(parser):
     for argv in (["--ogdm"], ["--ogdm", "--ogdm-recipe", "default"]):
         plain = flags.from_args(parser.parse_args(argv), "diffusers")
-        assert plain == replace(DEFAULT, d_kind="auto", fused=True)
+        assert plain == replace(DEFAULT, fused=True)
     shown = argparse.ArgumentParser()
     flags.add_arguments(shown, "diffusers")
     assert "updates (default: True)" in " ".join(shown.format_help().split())

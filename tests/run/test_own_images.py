@@ -101,8 +101,13 @@ def test_a_picture_beside_the_class_folders_is_not_guessed_at(pictures, tmp_path
     picture(pictures / "loose.png", 50, 50)
     with refused("1 pictures are beside the class folders"):
         prepare(["folder", str(pictures), str(tmp_path / "out"), "--size", "32"])
-    prepare(["folder", str(pictures), str(tmp_path / "out"), "--size", "32", "--no-classes"])
+    argv = ["folder", str(pictures), str(tmp_path / "out"), "--size", "32", "--no-classes"]
+    prepare(argv)
     assert len(list((tmp_path / "out").glob("00000?.png"))) == 9
+    (pictures / "loose.png").unlink()
+    prepare([*argv[:2], str(tmp_path / "two"), *argv[3:5]])
+    with refused("give another folder"):
+        prepare([*argv[:2], str(tmp_path / "two"), *argv[3:]])
 
 
 # ---- the page's commands, in small ---------------------------------------------------------------

@@ -27,6 +27,7 @@ POSITIONALS = {  # what a script wants before its flags
     "figures.sh": ["grid", "--method", "A=b.npz"],
     "guidance.sh": ["train", "--data", "a", "--samples", "b.npz", "--output", "c"],
     "prepare_data.sh": ["cifar10", "a.tar.gz", "b"],
+    "solvers.sh": ["a", "b.npz"],
     "train.sh": ["cifar10-edm-ogdm-ft"],
 }
 

@@ -126,13 +126,21 @@ def test_wrong_words_are_one_line(capsys, words, message):
 
 
 @pytest.mark.parametrize(("model", "words", "message"), [
-    ("nowhere.pkl", [], "nowhere.pkl is no model: give a folder with unet/"),
+    ("nowhere.pkl", [], "nowhere.pkl is no model: give a folder in diffusers' format, or a file of weights: adm's .pt"),
     (ROOT / "README.md", [], "README.md is no model"),
     (MODEL, ["--weights", "none.pth"], "--weights is for Inception"),
 ])  # fmt: skip
 def test_what_is_no_model_is_one_line(tmp_path, model, words, message):
     done = solvers(tmp_path, "digits", *words, model=model)
     assert done.status == 2 and message in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_a_reference_of_another_size_is_refused_before_anything_is_drawn(tmp_path):
+    pytest.importorskip("diffusers")
+    np.savez(tmp_path / "real.npz", np.zeros((32, 16, 16, 3), np.uint8))
+    done = solvers(tmp_path / "out", tmp_path / "real.npz")
+    assert done.status == 2 and "give a reference at the samples' size" in done.stderr
+    assert not (tmp_path / "out" / "samples").exists()
 
 
 # ---------------------------------------------------------------- the tables
@@ -257,5 +265,7 @@ def test_native_checkpoints_are_sampled(patched, tmp_path, backbone, folder, pac
         assert images.shape == (32, 8, 8, 3) and images.std() > 60  # digits; noise that was not denoised is grey
         assert abs(float(images.mean()) - 78) < 25  # of the digits' own mean
     if backbone == "adm":
-        wrong = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-        assert wrong.returncode == 2 and "does not fit the network that --native describes" in wrong.stderr
+        wider = ADM.replace("--num_channels 32", "--num_channels 64")
+        for native, message in ("", "there is no flags.json"), (wider, "does not fit the network of these flags"):
+            wrong = subprocess.run([*command, "--native", native], cwd=ROOT, capture_output=True, text=True)
+            assert wrong.returncode == 2 and message in wrong.stderr

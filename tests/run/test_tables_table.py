@@ -5,6 +5,7 @@ import json
 import re
 import shlex
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -170,6 +171,21 @@ def test_best_with_best_other_nets_floor_and_spectrum_stand_beside_the_table(opt
     assert markdown.index("Best with best") < markdown.index("| control, S-PNDM")
     kept = report.without_local_paths(found)
     assert "stages" not in json.dumps(kept) and report.section(kept)
+
+
+@pytest.mark.parametrize(("given", "title", "flags"), [
+    ({}, "features of lite0, not Inception's", {"--pr-images": 5_000, "--floor": None, "--features": "lite0,lite0-64"}),
+    ({"weights": "w.pth", "images": 10_000}, "features of Inception:",
+     {"--pr-images": 10_000, "--floor": None, "--weights": "w.pth"}),
+    ({"features": "pixels", "images": 50_000}, "features of pixels, not",
+     {"--pr-images": 50_000, "--features": "pixels"}),
+])  # fmt: skip
+def test_the_title_names_the_net_that_scores_and_the_evaluator_takes_all_samples(options, given, title, flags):
+    asked = replace(options, rows=("cifar10-adm-*",), nfes=(10,), scale=get_scale("cpu-cifar10"), **given)
+    rows = Planner(asked).rows()
+    assert title in table.collect(asked, rows, "x")["title"]
+    told = rows[0].scores[10].build(Path()).flags
+    assert {name: value for name, value in told.items() if name not in ("--json", "--cache")} == flags
 
 
 def test_seeds_that_are_missing_are_said_and_only_shared_ones_are_compared(options):
