@@ -4,6 +4,7 @@ import contextlib
 import functools
 import os
 import re
+import signal
 import subprocess
 import venv
 from collections import Counter
@@ -34,6 +35,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+signal.signal(signal.SIGINT, signal.default_int_handler)  # also where it is ignored, as behind a shell's `&`
 
 
 @pytest.fixture

@@ -79,7 +79,7 @@ def training_kwargs(opts: dict[str, Any], options: dict[str, Any]) -> dict[str, 
         kwargs["grids"] = {"ticks": opts["grid_ticks"], "nfe": opts["grid_nfe"]}
     if config is not None:
         kwargs["ogdm"] = config.to_dict()
-        if opts["nosubdir"] and not opts["dry_run"]:
+        if opts.get("nosubdir") and not opts.get("dry_run"):
             folder.claim(opts["outdir"])  # before upstream writes into it
         folder.agree(flat(options | kwargs))
     return kwargs

@@ -175,5 +175,5 @@ def test_the_script_dispatches_by_name(cifar, tmp_path):
     assert len(list(tmp_path.glob("*.png"))) == 20
     done = run("cifar11")
     assert done.returncode == 2 and "invalid choice: 'cifar11'" in done.stderr
-    assert "celeba|cifar10|lsun" in run().stderr
+    assert "celeba|cifar10|folder|lsun" in run().stderr
     assert "162,770" in run("celeba", "--help").stdout

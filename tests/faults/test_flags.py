@@ -121,7 +121,10 @@ REFUSED = {
         ("xi --mu two", "see run/analysis_xi.sh --help"),
         ("neighbours --train digits", "--samples"),
         ("neighbours --train digits --samples a.npz --method A=b", "--method"),
-        ("teaser --method A=x-{nfe}-{sampler}.npz --row A:euler --nfe 2 4 --features inception", "FILE.pt or pixels"),
+        (
+            "teaser --method A=x-{nfe}-{sampler}.npz --row A:euler --nfe 2 4 --features inception",
+            "FILE.pt, or MODULE:NAME",
+        ),
     ],
     "run.benchmark": [
         ("--cases euler_exact,euler", "--cases: 'euler' is not allowed; give all, or some of"),

@@ -33,7 +33,8 @@ def python(code: str, *args: object, **options) -> subprocess.Popen:
 
 # ---- one trainer per folder ---------------------------------------------------------------------
 
-HOLD = "folder.claim(sys.argv[1])\nprint(os.fork(), flush=True)\ntime.sleep(600)"  # with a data worker, so to say
+# With a data worker, so to say; one write per process, since both write at once.
+HOLD = "folder.claim(sys.argv[1])\npid = os.fork()\nos.write(1, b'%d\\n' % pid)\ntime.sleep(600)"
 
 
 def test_a_second_trainer_names_the_first_and_stops(tmp_path, capsys):

@@ -18,7 +18,7 @@ from tests.core.toys import differences
 ldm_tiny = pytest.importorskip("tests.ldm.ldm_tiny", reason="pip install -e '.[ldm]' brings Lightning")
 TESTS = Path(__file__).resolve().parent
 SAMPLERS = {"euler": 4, "heun": 5, "s-pndm": 5, "f-pndm": 13, "dpmpp-2m": 4, "unipc": 4, "stochastic": 4,
-            "dpm-2": 5, "dpmpp-3m": 4, "unipc-3": 4, "ipndm": 4, "deis": 4}  # fmt: skip
+            "dpm-2": 5, "dpmpp-3m": 5, "unipc-3": 5, "ipndm": 4, "deis": 4}  # fmt: skip
 QUIET = "lightning.callbacks.image_logger.params.disabled=true"
 KEEP_ALL = ["lightning.modelcheckpoint.params.save_top_k=-1"]
 BY_STEP = KEEP_ALL + [
