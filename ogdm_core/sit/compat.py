@@ -91,7 +91,7 @@ class autoencoder:  # noqa: N801  stands in for a class that upstream calls by i
         return vae
 
 
-SIZES = ("depth", "hidden_size", "num_heads")  # in place of a model's; weights of other heads would load, and be wrong
+SIZES = ("depth", "hidden_size", "num_heads")  # in place of a model's
 
 
 def tiny(parser: argparse.ArgumentParser) -> None:
@@ -110,7 +110,6 @@ def tiny(parser: argparse.ArgumentParser) -> None:
             parser.error(f"--image-size: {namespace.image_size} is not allowed; give a multiple of 8")
         own = {name: vars(namespace).pop(name) for name in SIZES}
         given = {name: value for name, value in own.items() if value is not None}
-        vars(namespace).update(given)  # upstream keeps its flags in a checkpoint
         if given:
             resize(namespace.model, given)
         return namespace, rest

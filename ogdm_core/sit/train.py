@@ -107,6 +107,7 @@ class Run:
         self.done = self._steps_done()
         self.seeded: Seeded | None = None
         self.saved = self.resumed
+        self.ema: torch.nn.Module | None = None
 
     def _steps_done(self) -> int:
         """Steps of the run that --ckpt continues; upstream's name of a checkpoint says them."""
@@ -124,10 +125,8 @@ class Run:
             return
         state = self.state or compat.checkpoint(file)
         flag = "--ckpt" if self.resumed else "--init"
-        theirs = vars(state["args"]) if isinstance(state.get("args"), argparse.Namespace) else {}
-        saved = theirs and dict.fromkeys(compat.SIZES) | theirs
-        here = {name: getattr(self.args, name, None) for name in (*FIXED, *compat.SIZES)}
-        if differ := format_differences(differences(saved, here)):
+        saved = vars(state["args"]) if isinstance(state.get("args"), argparse.Namespace) else {}
+        if differ := format_differences(differences(saved, {name: getattr(self.args, name) for name in FIXED})):
             raise SystemExit(
                 f"error: {flag}: {file} is of another network ({differ}); give the flags it was trained with"
             )
@@ -197,7 +196,7 @@ class Run:
             except ValueError as error:
                 raise SystemExit(f"error: --ckpt: {error}") from error
             print_once(f"OGDM: continues with its discriminator{f', other settings: {changed}' if changed else ''}")
-        self.guard = Guard(model.parameters, self.ema.parameters, self._good)
+        self.guard = Guard(model.parameters, lambda: self.ema.parameters() if self.ema else (), self._good)
         model.y_embedder.embedding_table.register_forward_pre_hook(self._see_labels)
         self._losses, self._sample = transport.training_losses, transport.sample
         transport.training_losses, transport.sample = self._observed, self._draw

@@ -127,8 +127,8 @@ SMALLER = {
     "--save_interval 1 --log_interval 1",
     "ema_0.9999_100000.pt": "ema_0.9999_000001.pt",
     "--nproc_per_node=4": "--nproc_per_node=1",
-    "--arch=ddpmpp --duration=20 --grid=10": "--arch=ddpmpp --duration=0.001 --batch=100 --cbase=8 --cres=1 --blocks=1 "
-    "--tick=1 --snap=1 --workers=1 --grid=1 --grid-nfe=3",
+    "--arch=ddpmpp --duration=20 --grid-ticks=10": "--arch=ddpmpp --duration=0.001 --batch=100 --cbase=8 --cres=1 "
+    "--blocks=1 --tick=1 --snap=1 --workers=1 --grid-ticks=1 --grid-nfe=3",
     "--arch=ddpmpp --duration=2 --lr-rampup=0 --tick=50 --snap=4": "--arch=ddpmpp --duration=0.001 --batch=100 "
     "--cbase=8 --cres=1 --blocks=1 --lr-rampup=0 --tick=1 --snap=1 --workers=1",
     "network-snapshot-020000.pkl": "network-snapshot-000001.pkl",
