@@ -29,11 +29,11 @@ DATA = "mnist"
 def experiment_of(argv: Sequence[str], program: str, data: str) -> dict[str, Any]:
     """The experiment of --data in `argv`, whose default is `data`; it decides other flags' defaults.
 
-    Data that is not the quickstart's has the digits' experiment.
+    Data that is not the quickstart's has the digits' experiment, fine-tuned with the trainer's own defaults.
     """
     p = Parser(prog=program, add_help=False)
     p.add_argument("--data", default=data)
-    return EXPERIMENTS.get(p.parse_known_args(argv)[0].data, EXPERIMENTS["digits"])
+    return EXPERIMENTS.get(p.parse_known_args(argv)[0].data, EXPERIMENTS["digits"] | {"finetune": {}})
 
 
 def parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:

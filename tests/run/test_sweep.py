@@ -27,6 +27,13 @@ def test_the_fine_tunes_are_those_of_the_datas_quickstart(tmp_path):
     assert all("--lr 0.0004 " in str(job.needs[0].command()) for job in jobs)
 
 
+def test_on_data_of_ones_own_the_fine_tunes_have_the_trainers_defaults(tmp_path):
+    *_, jobs = jobs_of(["--data", str(tmp_path), "--set", "k=0.4", "--set", "rho=20", "--steps", "9"], tmp_path)
+    control, ogdm = (str(job.needs[0].command()) for job in jobs)
+    assert "--lr" not in control and "--ema" not in control
+    assert ogdm.partition(" --output")[0] == control.partition(" --output")[0] + " --ogdm"
+
+
 def test_a_value_that_its_own_flag_gives_is_not_swept(tmp_path):
     args, arms, _ = jobs_of(["--ogdm_k", "0.15", "--set", "rho=1,2"], tmp_path)
     assert args.grid == {"k": ["0.15"], "rho": ["1", "2"]}
