@@ -93,7 +93,7 @@ class Sit(Torchrun):
         return f"{name}-by-class"
 
     def convert(self, images: Path, archive: Path, engine: Engine) -> Command:
-        """A folder per class, as upstream reads images; they are as much larger as an autoencoder makes them smaller."""
+        """A folder per class, as upstream reads images, which an autoencoder makes eight times smaller."""
         return launch.module("run.tables.stand_in", archive, **{"--classes-of": images})
 
 

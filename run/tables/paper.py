@@ -1,4 +1,4 @@
-"""The numbers that the paper reports, Tables 1, 2, 3, 4, 7, 8 and 9, one `data/tableN.csv` each; and Table 10, which is ours.
+"""The numbers that the paper reports, Tables 1, 2, 3, 4, 7, 8 and 9, one `data/tableN.csv` each. Table 10 is ours.
 
 A line of a file is one cell of the paper: one experiment at one number of network evaluations. It
 holds the digits as printed; `Cell.trained_by` is what Table 5 says about the training. Tables 5 and
