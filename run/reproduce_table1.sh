@@ -12,6 +12,7 @@ case "$number" in # the backbones of its rows, and what scores them; diffusers b
   2 | 7) extras="diffusers edm eval tables" ;;
   4 | 8) extras="analysis" ;;
   9) extras="adm diffusers eval tables" ;;
+  10) extras="diffusers edm2 eval sit tables" ;;
   *) extras="adm diffusers edm eval ldm tables" ;;
 esac
 case " $* " in *cpu-mnist*) extras+=" mnist" ;; esac

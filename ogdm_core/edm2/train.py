@@ -48,6 +48,7 @@ def train_options(main: Callable) -> Callable:
         ("--transfer", "PKL|URL", str, "Start from this snapshot, at image 0, where --outdir has no checkpoint"),
         ("--lr-rampup", "MIMG", click.FloatRange(min=0), "Learning rate ramp-up, from zero; 0 = full rate at once  "
          f"[default: {RAMP:g}]"),
+        ("--model-channels", "INT", click.IntRange(min=1), "Channels, also fewer than --channels allows"),
         ("--channel-mult", "LIST", whole_numbers, "Channels per resolution, as multiples  [default: 1,2,3,4]"),
         ("--blocks", "INT", click.IntRange(min=1), "Residual blocks per resolution  [default: 3]"),
         ("--attention", "LIST", whole_numbers, "Resolutions with self-attention  [default: 16,8]"),
@@ -58,7 +59,8 @@ def train_options(main: Callable) -> Callable:
 
 def training_kwargs(opts: dict[str, Any], options: dict[str, Any], run_dir: str) -> dict[str, Any]:
     """What the flags add to `options`, the arguments of upstream's training loop."""
-    names = {"num_blocks": "blocks", "attn_resolutions": "attention", "channel_mult": "channel_mult"}
+    names = {"num_blocks": "blocks", "attn_resolutions": "attention"}
+    names |= {name: name for name in ("model_channels", "channel_mult")}
     options["network_kwargs"].update({n: opts[flag] for n, flag in names.items() if opts[flag] is not None})
     if opts["lr_rampup"] is not None:
         options["lr_kwargs"]["rampup_Mimg"] = opts["lr_rampup"]

@@ -81,6 +81,8 @@ class autoencoder:  # noqa: N801  stands in for a class that upstream calls by i
         from diffusers.models import AutoencoderKL
 
         own = name.removeprefix("stabilityai/sd-vae-ft-")
+        if own == "identity":
+            return Pixels()
         name = name if own in ("ema", "mse") else own
         try:
             vae = AutoencoderKL.from_pretrained(name)
@@ -89,6 +91,28 @@ class autoencoder:  # noqa: N801  stands in for a class that upstream calls by i
         if vae.config.latent_channels != 4 or 2 ** (len(vae.config.block_out_channels) - 1) != 8:
             raise SystemExit(f"error: --vae: {name} does not make latents of 4 channels at an eighth of the size")
         return vae
+
+
+class Pixels(torch.nn.Module):
+    """--vae=identity, none at all: a latent is the mean colours of 8x8 pixels, and their grey; decoded to those."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.tensor(1 / 0.18215), requires_grad=False)  # upstream's, undone
+
+    def encode(self, x: torch.Tensor) -> Any:
+        """Images [N, 3, 8h, 8w] -> an object with `latent_dist`, of [N, 4, h, w] without spread."""
+        from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
+
+        x = torch.nn.functional.avg_pool2d(x, 8)
+        z = torch.cat([x, x.mean(1, keepdim=True)], 1) * self.scale
+        return types.SimpleNamespace(
+            latent_dist=DiagonalGaussianDistribution(torch.cat([z, z.new_full(z.shape, -30)], 1))
+        )
+
+    def decode(self, z: torch.Tensor) -> Any:
+        """An object with `sample`, images [N, 3, h, w]."""
+        return types.SimpleNamespace(sample=z[:, :3] / self.scale)
 
 
 SIZES = ("depth", "hidden_size", "num_heads")  # in place of a model's

@@ -13,6 +13,10 @@ from .base import Flags, Torchrun
 MI = 1 << 20  # upstream counts images in powers of two
 RELEASED = "https://nvlabs-fi-cdn.nvidia.com/edm2/posthoc-reconstructions/edm2-img64-s-1073741-0.075.pkl"
 LAST_RATE = 0.0026  # at the end of the released training: 0.01 / sqrt(1024 Mi / (35,000 * 2,048))
+SMALL = {
+    "smoke": {"--model-channels": 16, "--status": 256, "--snapshot": 1024, "--checkpoint": 1024, "--lr-rampup": 0},
+    "cpu": {"--model-channels": 48, "--status": 8192, "--snapshot": 16384, "--checkpoint": 16384},
+}  # fmt: skip
 FINETUNE = Preset("imagenet64-edm2-ogdm-ft", "imagenet64", "finetune", 2048, 20 * MI, "euler")
 
 
@@ -37,7 +41,7 @@ class Edm2(Torchrun):
         FINETUNE,
         FINETUNE.control,
     )
-    small_images: Mapping[str, tuple[int, int]] = {"smoke": (256, 1024)}
+    small_images: Mapping[str, tuple[int, int]] = {"smoke": (256, 1024), "cpu": (64, 2_048 * 64)}
 
     def training(self, preset: Preset, engine: Engine, data: str, out: Path, init: str, seed: int | None) -> Flags:
         """Upstream's S-sized network. A fine-tune goes on at the rate where the released training ended."""
@@ -72,10 +76,15 @@ class Edm2(Torchrun):
         return 20
 
     def small_training(self, scale: str, preset: Preset, init: str, size: int, rate: str) -> Flags:
-        return {
-            "--channels": 64, "--channel-mult": 1, "--blocks": 1, "--attention": "", "--status": 256,
-            "--snapshot": 1024, "--checkpoint": 1024, "--lr-rampup": 0,
-        }  # fmt: skip
+        """Upstream saves at multiples of --snapshot only. Weights are kept at unit size, so rates are higher."""
+        flags = SMALL[scale] | {"--channel-mult": 1, "--blocks": 1, "--attention": ""}
+        flags["--duration"] = -(-preset.images // flags["--snapshot"]) * flags["--snapshot"]
+        if scale != "smoke":
+            flags |= {"--lr": f"{10 * float(rate):g}", "--lr-rampup": 0 if init else 0.01}
+        return flags
+
+    def small_sampling(self, scale: str, size: int, images: int) -> Flags:
+        return {} if scale == "smoke" else {"--batch": 500}
 
 
 BACKBONE = Edm2()

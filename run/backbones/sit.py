@@ -12,6 +12,11 @@ from .base import Flags, Torchrun
 
 IMAGENET = 1_281_167  # images; upstream counts epochs
 FINETUNE = Preset("imagenet256-sit-ogdm-ft", "imagenet256", "finetune", 256, 4 * IMAGENET, "euler")
+SMALL = {
+    "smoke": {"--depth": 2, "--hidden-size": 24, "--num-heads": 2},
+    "cpu": {"--depth": 4, "--hidden-size": 64, "--num-heads": 4},
+}
+DIGITS = {32: 96, 8: 1797, 16: 5000}  # size -> images of the tables' stand-ins: a smoke run's, scikit-learn's, MNIST's
 NETWORK = {"--model": "SiT-XL/2", "--image-size": 256, "--num-classes": 1000}
 
 
@@ -35,7 +40,7 @@ class Sit(Torchrun):
         FINETUNE,
         FINETUNE.control,
     )
-    small_images: Mapping[str, tuple[int, int]] = {"smoke": (20, 40)}
+    small_images: Mapping[str, tuple[int, int]] = {"smoke": (20, 40), "cpu": (64, 2_048 * 64)}
 
     def training(self, preset: Preset, engine: Engine, data: str, out: Path, init: str, seed: int | None) -> Flags:
         """Upstream's settings; a fine-tune needs weights, since upstream's script downloads them elsewhere."""
@@ -69,10 +74,27 @@ class Sit(Torchrun):
         return preset.steps // 5000
 
     def small_training(self, scale: str, preset: Preset, init: str, size: int, rate: str) -> Flags:
-        return {
-            "--model": "SiT-S/2", "--image-size": 64, "--num-classes": 10, "--depth": 2, "--hidden-size": 24,
-            "--num-heads": 2, "--epochs": 1, "--num-workers": 0, "--log-every": 1, "--ckpt-every": 2,
-        }  # fmt: skip
+        """As many epochs as there are steps in them at least, and a checkpoint behind the last."""
+        batch, _ = self.small_images[scale]
+        steps = DIGITS[size] // batch
+        epochs = -(-preset.steps // steps)
+        own = {"--log-every": 1, "--ckpt-every": 2} if scale == "smoke" else {
+            "--log-every": 100, "--ckpt-every": epochs * steps, "--lr": rate, "--ema": 0.995}  # fmt: skip
+        return self._small(scale, size) | {"--epochs": epochs, "--num-workers": 0} | own
+
+    def small_sampling(self, scale: str, size: int, images: int) -> Flags:
+        return self._small(scale, size) | {"--per-proc-batch-size": images if scale == "smoke" else 500}
+
+    def _small(self, scale: str, size: int) -> Flags:
+        """A network on latents of this size, without an autoencoder."""
+        return {"--model": "SiT-S/2", "--image-size": 8 * size, "--num-classes": 10, "--vae": "identity"} | SMALL[scale]
+
+    def archive(self, name: str) -> str:
+        return f"{name}-by-class"
+
+    def convert(self, images: Path, archive: Path, engine: Engine) -> Command:
+        """A folder per class, as upstream reads images, which an autoencoder makes eight times smaller."""
+        return launch.module("run.tables.stand_in", archive, **{"--classes-of": images})
 
 
 BACKBONE = Sit()

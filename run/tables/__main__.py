@@ -65,7 +65,7 @@ def command(args: argparse.Namespace, typed: str) -> int:
             print(f"Table {options.number} has no rows at scale {options.scale.name}")
         for name in layout.names:
             cells = layout.select(name)
-            there = [c for c in cells if c.fid is not None or options.scale.controls]
+            there = [c for c in cells if c.fid is not None or options.scale.controls or layout.ours]
             print(f"{name}  {cells[0].sampler}, NFE {', '.join(str(c.nfe) for c in there)}")
         return 0
     wrong_rows = select_rows(layout, options.rows)[1]

@@ -11,7 +11,7 @@ from run.provenance import ROOT
 
 from .scale import NAMES
 
-REPRODUCED = (1, 2, 3, 7, 9)
+REPRODUCED = (1, 2, 3, 7, 9, 10)
 ASSEMBLED = (4, 8)  # from the others' results
 # The flags that say what was run; the others say where.
 PORTABLE = ("rows", "nfes", "images", "scale", "seeds", "from_scratch", "features", "evaluator")
@@ -78,6 +78,7 @@ Reproduces a table of the paper: data, training, sampling, scores, by the backbo
   run/reproduce_table7.sh    Heun's method and discriminator guidance, 4 rows on EDM
   run/reproduce_table8.sh    DDGAN, and the best of Tables 1 to 3
   run/reproduce_table9.sh    stochastic sampler, 4 rows on ADM
+  run/reproduce_table10.sh   not in the paper: EDM2 and SiT, at --scale smoke, cpu and cpu-mnist
 
 Writes the table with our numbers beside the paper's. Can be stopped at any time; the same command
 continues. The jobs are a Snakemake workflow, on this machine or on a cluster (docs/clusters.md).

@@ -51,14 +51,15 @@ def section(results: dict[str, Any]) -> str:
         "```bash", results["command"], "```", "",
         textwrap.fill(f"{results['title']}.", 120), "", *table.best_lines(results), *table.lines(results), "",
         textwrap.fill(f"{table.legend(results)} {results['samples']:,} samples per cell, seeds {seeds}; {made}.", 120),
-        "", *table.further(results), f"The paper's Table {number}, for the same rows at full size:", "",
-        *papers(number, results["rows"]),
+        "", *table.further(results), *papers(number, results["rows"]),
     ])  # fmt: skip
 
 
 def papers(number: int, rows: list[dict[str, Any]]) -> list[str]:
-    """The paper's numbers: the baseline in place of a control, and OGDM's."""
+    """The paper's numbers: the baseline in place of a control, and OGDM's. Nothing for a table of ours."""
     theirs = paper.table(number)
+    if theirs.ours:
+        return []
     found = [["dataset (backbone)", "method", *(f"NFE {nfe}" for nfe in theirs.nfes)]]
     for row in rows:
         of = get_preset(row["preset"]).baseline if row["method"] == "control" else row["row"]
@@ -71,7 +72,7 @@ def papers(number: int, rows: list[dict[str, Any]]) -> list[str]:
         texts = [table.pair(c and c.fid_text, c and c.recall_text) for c in found_cells]
         found.append([table.dataset_of(first), table.method_of({"rows": rows}, row | {
             "method": first.method}), *texts])  # fmt: skip
-    return table.aligned(found)
+    return [f"The paper's Table {number}, for the same rows at full size:", "", *table.aligned(found)]
 
 
 def page(text: str, sections: dict[str, str]) -> str:

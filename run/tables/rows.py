@@ -11,7 +11,7 @@ from typing import Any
 from ogdm_core.nfe import steps_for_nfe
 from run import backbones
 from run.launch import Command, Engine, module, python_path
-from run.presets import PRESETS, Preset
+from run.presets import Preset, get_preset
 
 from . import datasets, paper
 from .jobs import Job, chain, training_settings
@@ -155,7 +155,7 @@ class Planner:
         cells = {cell.nfe: cell for cell in self.table.select(name)}
         first = next(iter(cells.values()))
         preset, sampler = first.trained_by, first.sampler
-        open_too = self.scale.controls  # these are NFEs of our own, which the paper does not have
+        open_too = self.scale.controls or self.table.ours  # NFEs that the paper does not have
         asked = self.options.nfes or [n for n, c in cells.items() if open_too or c.fid is not None]
         wanted = [nfe for nfe in asked if reachable(sampler, nfe)]
         train = None if preset.name in self.given else self.trained(preset, seed)
@@ -197,10 +197,10 @@ class Planner:
             init = self.given[preset.baseline]
             inputs.append(init)
         elif preset.baseline:
-            needs.append(self.trained(PRESETS[preset.baseline], seed))
+            needs.append(self.trained(get_preset(preset.baseline), seed))
             init = str(needs[-1].output)
         as_run, changed = scale.preset(preset), self.set_for(preset, "train")
-        more = scale.training(preset, init, seed) | changed
+        more = scale.training(as_run, init, seed) | changed
         inputs += backbone.config_files(more)
         if scale.data:
             more |= backbone.stand_in_folder(images.output)

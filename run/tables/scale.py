@@ -53,8 +53,9 @@ class Scale:
         return self.data if self.controls else ""
 
     def table(self, number: int) -> paper.Table:
-        """The rows there are."""
-        return paper.table(number)
+        """The rows there are; those of ours have no data at the paper's scale."""
+        table = paper.table(number)
+        return replace(table, cells=()) if table.ours and not self.data else table
 
     def preset(self, preset: Preset) -> Preset:
         """The preset as it is trained."""
@@ -94,7 +95,7 @@ class Smoke(Scale):
 class Cpu(Scale):
     """Fine-tunes and their controls."""
 
-    TABLES: tuple[int, ...] = (1, 2, 3, 9)
+    TABLES: tuple[int, ...] = (1, 2, 3, 9, 10)
     DATASETS: tuple[str, ...] = ("cifar10", "lsun-church")  # of the paper, whose rows have a counterpart
     NFES: Mapping[str, tuple[int, ...]] = {
         "euler": (25, 10, 5), "heun": (25, 11), "s-pndm": (25, 10), "f-pndm": (25, 20), "stochastic": (50, 25, 10),
@@ -104,9 +105,12 @@ class Cpu(Scale):
     BASELINE_RATE, FINETUNE_RATE = "1e-3", "2e-4"
 
     def table(self, number: int) -> paper.Table:
+        table = super().table(number)
         if number not in self.TABLES:
-            return replace(paper.table(number), cells=())
-        table = paper.with_controls(paper.table(number), self.NFES, self.DATASETS)
+            return replace(table, cells=())
+        if table.ours:
+            return table
+        table = paper.with_controls(table, self.NFES, self.DATASETS)
         pndm = dict.fromkeys(cell.row for cell in table.cells if cell.sampler == "s-pndm")
         more = (
             replace(table.select(row)[0], row=row.replace("s-pndm", sampler), sampler=sampler, nfe=nfe, fid_text=None,

@@ -42,6 +42,16 @@ def write_digits(folder: Path, data: str, size: int, count: int = 0, mirrored: b
     write_json(folder / "dataset.json", {"labels": [[n, int(n.split("_")[0])] for n in names]})
 
 
+def write_classes(folder: Path, images: Path, times: int) -> None:
+    """The images of `write_digits`, each pixel `times` as wide, in a folder per class, which SiT's data set reads."""
+    for file in sorted(images.glob("*.png")):
+        place = folder / file.name.partition("_")[0]
+        place.mkdir(parents=True, exist_ok=True)
+        with Image.open(file) as image:
+            size = image.width * times
+            image.resize((size, size), Image.Resampling.NEAREST).save(place / file.name)
+
+
 class Digits:
     """The folder's images as latent-diffusion's data sets give them: [size, size, 3] in [-1, 1]."""
 
@@ -85,8 +95,12 @@ def main(argv: list[str] | None = None) -> None:
     p.add_argument("--size", type=int, default=32, help="side in pixels (default: %(default)s)")
     p.add_argument("--count", type=int, default=0, help="the first so many (default: all)")
     p.add_argument("--mirrored", action="store_true", help="the mirror images, too")
+    p.add_argument("--classes-of", type=Path, metavar="DIR", help="these images, eight times as wide, by class")
     p.add_argument("--classifier", action="store_true", help="train a net in place of the images")
     args = p.parse_args(argv)
+    if args.classes_of:
+        write_classes(args.output, args.classes_of, 8)
+        return
     if not args.classifier:
         write_digits(args.output, args.data, args.size, args.count, args.mirrored)
         return

@@ -18,7 +18,7 @@ CHECKSUMS = {
 }
 
 
-@pytest.mark.parametrize("number", paper.CAPTIONS)
+@pytest.mark.parametrize("number", CHECKSUMS)
 def test_data_files_are_the_checked_ones(number):
     file = paper.DATA / f"table{number}.csv"
     digest = hashlib.sha256(file.read_bytes()).hexdigest()

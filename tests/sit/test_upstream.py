@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -242,8 +243,9 @@ def test_its_presets_train_continue_and_sample(runs, patched, capfd, monkeypatch
 
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     backbone = backbones.get("sit")
-    batch, _ = backbone.small_images["smoke"]
-    small = backbone.small_training("smoke", backbone.presets[0], "", 64, "") | {"--vae": runs / "vae"}
+    batch, images = backbone.small_images["smoke"]
+    preset = replace(backbone.presets[0], batch=batch, images=images)
+    small = backbone.small_training("smoke", preset, "", 32, "") | {"--image-size": 64, "--vae": runs / "vae"}
 
     def go(request: str, out: str, *native: str) -> str:
         argv = [*request.split(), "--third-party", str(patched("SiT").parent), "--out", str(runs / out)]

@@ -1,0 +1,1 @@
+reproduce_table1.sh
