@@ -12,6 +12,7 @@ from dataclasses import Field, fields
 from functools import partial
 from typing import Any
 
+from .cli import typed
 from .config import RECIPES, OGDMConfig, check, parse_bool
 
 PREFIX = "ogdm"
@@ -53,20 +54,19 @@ def add_arguments(
     The help prints the values that hold: `defaults` for this command, else the backbone's. Settings in `without`
     have no effect in this command, and no flag.
     """
-    plain, refused = OGDMConfig.from_mapping(defaults or {}, backbone), argparse.ArgumentTypeError
+    plain = OGDMConfig.from_mapping(defaults or {}, backbone)
     group = parser.add_argument_group("observation guidance (OGDM)")
     if switch:
-        typed = _typed(parse_bool, refused)
+        kind = typed(parse_bool)
         group.add_argument(
-            f"--{PREFIX}", nargs="?", const=True, default=False, type=typed, metavar="BOOL", help=SWITCH_HELP
+            f"--{PREFIX}", nargs="?", const=True, default=False, type=kind, metavar="BOOL", help=SWITCH_HELP
         )
     usual = RECIPE_HELP.format("the values below" if defaults else "default")
     names = [f"--{PREFIX}-recipe", f"--{PREFIX}_recipe"]
     group.add_argument(*names, choices=RECIPE_NAMES, metavar="|".join(RECIPES), help=usual)
     for f in (f for f in fields(OGDMConfig) if f.name not in without):
         optional: dict[str, Any] = {"nargs": "?", "const": True} if isinstance(f.default, bool) else {}
-        typed = _typed(partial(check, f), refused)
-        group.add_argument(*_names(f), type=typed, **_help_of(f, plain), **optional)
+        group.add_argument(*_names(f), type=typed(partial(check, f)), **_help_of(f, plain), **optional)
 
 
 def whole_numbers(text: str) -> list[int]:
@@ -86,11 +86,11 @@ def click_options(command: Callable) -> Callable:
     switch: dict[str, Any] = {"is_flag": False, "flag_value": True}  # the value may be left out
     for f in reversed(fields(OGDMConfig)):
         optional = switch if isinstance(f.default, bool) else {}
-        words, typed = _help_of(f, OGDMConfig()), _typed(partial(check, f), click.BadParameter)
-        command = click.option(*_names(f), type=typed, **words, **optional)(command)
-    names, kind = [f"--{PREFIX}-recipe", f"--{PREFIX}_recipe"], click.Choice(RECIPE_NAMES)
+        words, kind = _help_of(f, OGDMConfig()), typed(partial(check, f), click.BadParameter)
+        command = click.option(*_names(f), type=kind, **words, **optional)(command)
+    names, known = [f"--{PREFIX}-recipe", f"--{PREFIX}_recipe"], click.Choice(RECIPE_NAMES)
     usual = RECIPE_HELP.format("default")
-    command = click.option(*names, type=kind, metavar="|".join(RECIPES), help=usual)(command)
+    command = click.option(*names, type=known, metavar="|".join(RECIPES), help=usual)(command)
     return click.option(f"--{PREFIX}", default=False, type=click.BOOL, metavar="BOOL", help=SWITCH_HELP, **switch)(
         command
     )
@@ -108,15 +108,3 @@ def _help_of(f: Field, plain: OGDMConfig) -> dict[str, Any]:
         "metavar": "|".join(f.metadata["choices"]) or type(0.0 if f.default is None else f.default).__name__.upper(),
         "help": f"{f.metadata['help']} (default: {'none, rho gives it' if value is None else value})",
     }
-
-
-def _typed(parse: Callable[[Any], Any], refused: type[Exception]) -> Callable[[Any], Any]:
-    """`parse`, whose ValueError becomes the exception that argparse or click prints the text of."""
-
-    def typed(text: Any) -> Any:
-        try:
-            return parse(text)
-        except ValueError as error:
-            raise refused(str(error)) from error
-
-    return typed

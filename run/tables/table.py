@@ -252,7 +252,7 @@ def legend(results: dict) -> str:
 
 def failures(results: dict) -> list[str]:
     """One line per row that stopped."""
-    found = [(row["row"], row["failed"]) for row in results["rows"] if row["failed"]]
+    found = [(row["row"], row["failed"]) for row in results["rows"] if row.get("failed")]
     return [f"{row}: {f['job']} {f['status']}: {f['reason']}" for row, f in found]
 
 
@@ -260,7 +260,7 @@ def method_of(results: dict, row: dict) -> str:
     """The method, with its sampler where the table has more than one; a mark if it stopped."""
     several = len({row["sampler"] for row in results["rows"]}) > 1
     sampler = f", {sampler_name(row['sampler'])}" if several else ""
-    return f"{row['method']}{sampler}{' (stopped)' if row['failed'] else ''}"
+    return f"{row['method']}{sampler}{' (stopped)' if row.get('failed') else ''}"
 
 
 def lines(results: dict) -> list[str]:
