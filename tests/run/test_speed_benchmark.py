@@ -10,8 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from ogdm_core import DiscreteVP
 from run.benchmark import __main__ as program
 from run.benchmark import measure
-from run.benchmark.cases import CASES, DEFAULT
-from run.benchmark.flags import parse
+from run.benchmark.flags import CASES, DEFAULT, parse
 from run.benchmark.step import Network, Trainer
 from run.provenance import ROOT
 
