@@ -30,13 +30,13 @@ class Case:
     """One way to train with observation guidance."""
 
     words: str
-    settings: dict[str, Any] = field(default_factory=dict)  # OGDMConfig's that are not the defaults
+    settings: dict[str, Any] = field(default_factory=dict)  # OGDMConfig's that are not the defaults, or the paper's D
     naive: bool = False  # evaluates the denoiser anew for the projection, and again for D's step
 
     @property
     def config(self) -> OGDMConfig:
         """The settings."""
-        return OGDMConfig(**self.settings)
+        return OGDMConfig(**{"d_kind": "paper"} | self.settings)
 
     def kinds(self) -> dict[str, float]:
         """Kinds of step and the share of each: `r1` takes the penalty, `plain` does not."""

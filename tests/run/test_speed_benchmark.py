@@ -46,6 +46,11 @@ def test_cases_are_chosen_by_name():
     assert parse(["--cases", "heun_exact, euler_light,heun_exact"]).cases == ["heun_exact", "euler_light"]
 
 
+def test_a_case_is_of_the_d_that_it_names():
+    for name, case in CASES.items():
+        assert case.config.d_kind == ("light" if "light" in name else "paper"), name
+
+
 @pytest.mark.parametrize(
     ("name", "denoiser", "d"),
     [("baseline", 1, 0), ("euler_exact", 1, 3), ("euler_fused", 1, 2), ("heun_exact", 2, 3), ("euler_naive", 3, 3)],
