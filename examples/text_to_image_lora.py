@@ -11,7 +11,6 @@ Writes weights that plain diffusers loads (`pipeline.load_lora_weights(OUTPUT)`)
 """
 
 import argparse
-import json
 from pathlib import Path
 
 import torch
@@ -29,17 +28,6 @@ from ogdm_core.cli import errors_in_one_line
 from ogdm_core.diffusers.model import schedule_of, to_eps  # OGDM
 from ogdm_core.files import atomic_write
 from ogdm_core.images import Folder, batch_index
-
-
-def captioned(folder: Path, size: int) -> tuple[Folder, list[str]]:
-    """The images of a folder, cut and scaled to `size`, and the text of each."""
-    images, texts = Folder(folder, size), {}
-    for line in (folder / "metadata.jsonl").read_text().splitlines():
-        row = json.loads(line)
-        texts[folder / row["file_name"]] = row["text"]
-    if lost := [file.name for file in images.files if file not in texts]:
-        raise ValueError(f"{folder}/metadata.jsonl has no text for {len(lost)} images, such as {lost[0]}")
-    return images, [texts[file] for file in images.files]
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -65,7 +53,8 @@ def main(argv: list[str] | None = None) -> None:
     accelerator = Accelerator(mixed_precision=args.mixed_precision)
     device, main_process = accelerator.device, accelerator.is_main_process
     with errors_in_one_line():
-        images, texts = captioned(args.data, args.resolution)
+        images = Folder(args.data, args.resolution)
+        texts = images.texts()
     set_seed(args.seed)
     # The frozen weights may be in half precision; the LoRA is in full.
     weight_dtype = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[args.mixed_precision]

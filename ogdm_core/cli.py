@@ -66,12 +66,19 @@ def cells(text: str) -> list[tuple[str, int]]:
     return found
 
 
-def time_grid(text: str) -> str | dict[str, Any]:
-    """The type of a flag with a time grid: one of DISCRETISATIONS, or the content of a grid's file."""
-    try:
-        return grid_option(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+def typed(parse: Callable[[Any], Any], refused: type[Exception] = argparse.ArgumentTypeError) -> Callable[[Any], Any]:
+    """`parse` as the type of a flag: its ValueError becomes the exception that argparse, or click, prints."""
+
+    def convert(text: Any) -> Any:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise refused(str(error)) from error
+
+    return convert
+
+
+time_grid = typed(grid_option)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from .cli import time_grid
+from .cli import time_grid, typed
 from .distributed import gather, print_once, rank
 from .files import atomic_write, check_writable
 from .grids import check_solver, grid_option
@@ -128,12 +128,6 @@ def click_options(
     """The same as a decorator of a click command, for the samplers that it offers."""
     import click
 
-    def read_grid_flag(context: click.Context, parameter: click.Parameter, value: str | None) -> Any:
-        try:
-            return None if value is None else grid_option(value)
-        except ValueError as error:
-            raise click.BadParameter(str(error)) from error
-
     def decorate(main: Callable) -> Callable:
         @functools.wraps(main)
         def run(**kwargs: Any) -> Any:
@@ -159,7 +153,7 @@ def click_options(
             if choices := spec.pop("choices", None):
                 spec["type"] = click.Choice(choices)
             if spec.get("type") is time_grid:
-                spec |= {"type": str, "callback": read_grid_flag}
+                spec["type"] = typed(grid_option, click.BadParameter)
             run = click.option(f"--{name.replace('_', '-')}", **spec)(run)
         return trust_option(run)
 

@@ -7,17 +7,17 @@ LDM                   OGDMConfig.from_mapping     model.params.ogdm.k: 0.2
 
 import argparse
 import warnings
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import Field, fields
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import fields
 from functools import partial
 from typing import Any
 
-from .config import RECIPES, OGDMConfig, check, parse_bool
+from .cli import typed
+from .config import RECIPES, OGDMConfig, check, parse_bool, recipe
 
 PREFIX = "ogdm"
 SWITCH_HELP = "train with observation guidance"
 RECIPE_HELP = "defaults of the other settings: ours, or the paper's and its released code's (default: {})"
-RECIPE_NAMES = (*RECIPES, "ours")  # the old name of "default"
 
 
 def from_args(
@@ -53,20 +53,44 @@ def add_arguments(
     The help prints the values that hold: `defaults` for this command, else the backbone's. Settings in `without`
     have no effect in this command, and no flag.
     """
-    plain, refused = OGDMConfig.from_mapping(defaults or {}, backbone), argparse.ArgumentTypeError
+    plain = OGDMConfig.from_mapping(defaults or {}, backbone)
     group = parser.add_argument_group("observation guidance (OGDM)")
-    if switch:
-        typed = _typed(parse_bool, refused)
-        group.add_argument(
-            f"--{PREFIX}", nargs="?", const=True, default=False, type=typed, metavar="BOOL", help=SWITCH_HELP
-        )
-    usual = RECIPE_HELP.format("the values below" if defaults else "default")
-    names = [f"--{PREFIX}-recipe", f"--{PREFIX}_recipe"]
-    group.add_argument(*names, choices=RECIPE_NAMES, metavar="|".join(RECIPES), help=usual)
-    for f in (f for f in fields(OGDMConfig) if f.name not in without):
-        optional: dict[str, Any] = {"nargs": "?", "const": True} if isinstance(f.default, bool) else {}
-        typed = _typed(partial(check, f), refused)
-        group.add_argument(*_names(f), type=typed, **_help_of(f, plain), **optional)
+    for name, parse, is_bool, words in _flags(plain, "the values below" if defaults else "default"):
+        optional: dict[str, Any] = {"nargs": "?", "const": True} if is_bool else {}
+        if name not in without and (name or switch):
+            group.add_argument(*_spellings(name), type=typed(parse), **words, **optional)
+
+
+def click_options(command: Callable) -> Callable:
+    """The same flags as a click decorator: `--ogdm`, `--ogdm-k`, ..."""
+    import click
+
+    for name, parse, is_bool, words in reversed([*_flags(OGDMConfig(), "default")]):
+        optional: dict[str, Any] = {"is_flag": False, "flag_value": True} if is_bool else {}  # may be left out
+        command = click.option(*_spellings(name), type=typed(parse, click.BadParameter), **words, **optional)(command)
+    return command
+
+
+def _flags(plain: OGDMConfig, usual: str) -> Iterator[tuple[str, Callable[[Any], Any], bool, dict[str, Any]]]:
+    """Of each flag the name, "" for the switch; what reads it; whether it is true or false; what argparse and click
+    are told alike. Its help prints the value in `plain`, for a recipe `usual`."""
+    yield "", parse_bool, True, {"default": False, "metavar": "BOOL", "help": SWITCH_HELP}
+    yield "recipe", _known_recipe, False, {"metavar": "|".join(RECIPES), "help": RECIPE_HELP.format(usual)}
+    for f in fields(OGDMConfig):
+        value, kind = getattr(plain, f.name), type(0.0 if f.default is None else f.default).__name__.upper()
+        words = f"{f.metadata['help']} (default: {'none, rho gives it' if value is None else value})"
+        metavar = "|".join(f.metadata["choices"]) or kind
+        yield f.name, partial(check, f), isinstance(f.default, bool), {"metavar": metavar, "help": words}
+
+
+def _spellings(name: str) -> list[str]:
+    """The flag with dashes, which gives the destination, and with underscores."""
+    return [f"--{PREFIX}-{name.replace('_', '-')}", f"--{PREFIX}_{name}"] if name else [f"--{PREFIX}"]
+
+
+def _known_recipe(name: str) -> str:
+    recipe(name)  # refuses others
+    return name
 
 
 def whole_numbers(text: str) -> list[int]:
@@ -77,46 +101,3 @@ def whole_numbers(text: str) -> list[int]:
         return [int(number) for number in text.split(",") if number]
     except ValueError as error:
         raise click.BadParameter(f"{text} is no list of whole numbers; give one as in 16,8") from error
-
-
-def click_options(command: Callable) -> Callable:
-    """The same flags as a click decorator: `--ogdm`, `--ogdm-k`, ..."""
-    import click
-
-    switch: dict[str, Any] = {"is_flag": False, "flag_value": True}  # the value may be left out
-    for f in reversed(fields(OGDMConfig)):
-        optional = switch if isinstance(f.default, bool) else {}
-        words, typed = _help_of(f, OGDMConfig()), _typed(partial(check, f), click.BadParameter)
-        command = click.option(*_names(f), type=typed, **words, **optional)(command)
-    names, kind = [f"--{PREFIX}-recipe", f"--{PREFIX}_recipe"], click.Choice(RECIPE_NAMES)
-    usual = RECIPE_HELP.format("default")
-    command = click.option(*names, type=kind, metavar="|".join(RECIPES), help=usual)(command)
-    return click.option(f"--{PREFIX}", default=False, type=click.BOOL, metavar="BOOL", help=SWITCH_HELP, **switch)(
-        command
-    )
-
-
-def _names(f: Field) -> list[str]:
-    """The flag with dashes, which gives the destination, and with underscores."""
-    return [f"--{PREFIX}-{f.name.replace('_', '-')}", f"--{PREFIX}_{f.name}"]
-
-
-def _help_of(f: Field, plain: OGDMConfig) -> dict[str, Any]:
-    """A flag's metavar and help text, for argparse and click alike."""
-    value = getattr(plain, f.name)
-    return {
-        "metavar": "|".join(f.metadata["choices"]) or type(0.0 if f.default is None else f.default).__name__.upper(),
-        "help": f"{f.metadata['help']} (default: {'none, rho gives it' if value is None else value})",
-    }
-
-
-def _typed(parse: Callable[[Any], Any], refused: type[Exception]) -> Callable[[Any], Any]:
-    """`parse`, whose ValueError becomes the exception that argparse or click prints the text of."""
-
-    def typed(text: Any) -> Any:
-        try:
-            return parse(text)
-        except ValueError as error:
-            raise refused(str(error)) from error
-
-    return typed

@@ -48,19 +48,12 @@ class Guide(nn.Module):
     """
 
     def __init__(
-        self,
-        channels: int,
-        size: int,
-        labels: int = 0,
-        width: float = 1.0,
-        kind: str = "light",
+        self, channels: int, size: int, labels: int = 0, width: float = 1.0, kind: str = "light",
         sigma_data: float = 0.5,
-    ):
+    ):  # fmt: skip
         super().__init__()
-        self.settings = {
-            "channels": channels, "size": size, "labels": labels, "width": width, "kind": kind,
-            "sigma_data": sigma_data,
-        }  # fmt: skip
+        self.settings = {"channels": channels, "size": size, "labels": labels, "width": width, "kind": kind,
+                         "sigma_data": sigma_data}  # fmt: skip
         self.levels = KarrasVE(sigma_data=sigma_data)  # orders the noise levels in [0, 1]
         self.d = KINDS[kind](channels, size, labels, width)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import math
 import shutil
 import struct
@@ -106,7 +107,7 @@ class Folder(Images):
         if len(folders) > 1:
             index = {folder: i for i, folder in enumerate(folders)}
             self.labels = torch.tensor([index[p.parent] for p in self.files])
-        self._side, self._exact = size, exact
+        self._root, self._side, self._exact = root, size, exact
         self.shape = self._decode(self.files[0]).shape
         self._side = self._side or self.size
         self._pool = ThreadPoolExecutor(4)
@@ -122,6 +123,14 @@ class Folder(Images):
         for path, p in zip(files, found, strict=True):
             self._check(path, p.shape)
         return torch.from_numpy(np.stack(found))
+
+    def texts(self) -> list[str]:
+        """The text of each image, from metadata.jsonl with a line {"file_name": ..., "text": ...} per image."""
+        rows = map(json.loads, (self._root / "metadata.jsonl").read_text().splitlines())
+        texts = {self._root / row["file_name"]: row["text"] for row in rows}
+        if lost := [file.name for file in self.files if file not in texts]:
+            raise ValueError(f"{self._root}/metadata.jsonl has no text for {len(lost)} images, such as {lost[0]}")
+        return [texts[file] for file in self.files]
 
     def _check(self, path: Path, shape: tuple[int, ...]) -> None:
         if shape != self.shape:

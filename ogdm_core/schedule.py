@@ -192,7 +192,8 @@ def sigmas(discretisation: str, steps: int, low: float, high: float, rho: float)
     uniform      even in t^(1/rho) for the time t of VP's linear betas, likewise
     """
     if discretisation == "karras":
-        return karras_levels(low, high, _unit_interval(steps), rho)
+        even = torch.linspace(0, 1, steps, dtype=torch.float64)
+        return karras_levels(low, high, even if steps > 1 else torch.ones_like(even), rho)  # one step: the noisiest
     tau = torch.arange(1, steps + 1, dtype=torch.float64) / steps
     if discretisation == "polynomial":
         return karras_levels(low, high, tau, rho)
@@ -200,13 +201,6 @@ def sigmas(discretisation: str, steps: int, low: float, high: float, rho: float)
         return low ** (1 - tau) * high**tau
     first, last = vp_time(torch.tensor([low, high], dtype=torch.float64)).tolist()
     return vp_sigma(karras_levels(first, last, tau, rho))
-
-
-def _unit_interval(steps: int) -> Tensor:
-    """N points from 0 to 1; the one point of N = 1 is the noisiest."""
-    if steps == 1:
-        return torch.ones(1, dtype=torch.float64)
-    return torch.linspace(0, 1, steps, dtype=torch.float64)
 
 
 class DiscreteVP(Schedule):

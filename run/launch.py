@@ -140,13 +140,13 @@ def slurm_nodes() -> list[str]:
     if not job:
         return []
     # SLURM_JOB_NODELIST is not among the variables that Snakemake's plugin hands down.
-    ask = ["squeue", "--noheader", f"--jobs={job}", "--format=%N"]
-    nodes = subprocess.run(ask, capture_output=True, text=True, check=True).stdout.split()
-    ask = ["scontrol", "show", "hostnames", *nodes]
-    return subprocess.run(ask, capture_output=True, text=True, check=True).stdout.split()
+    return _ask("scontrol", "show", "hostnames", *_ask("squeue", "--noheader", f"--jobs={job}", "--format=%N"))
 
 
 def address(node: str) -> str:
     """Where other nodes reach a node of Slurm's; mostly its name."""
-    ask = ["sinfo", "--noheader", "--Node", f"--nodes={node}", "--format=%o"]
-    return subprocess.run(ask, capture_output=True, text=True, check=True).stdout.split()[0]
+    return _ask("sinfo", "--noheader", "--Node", f"--nodes={node}", "--format=%o")[0]
+
+
+def _ask(*command: str) -> list[str]:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()

@@ -103,28 +103,13 @@ DISCRETISATION = {
 EXPERIMENTS: dict[str, dict[str, Any]] = {
     "mnist": {
         "model": QUICKSTART / "baseline-mnist",
-        "baseline": {
-            "channels": "8,16,32",
-            "attention": 4,
-            "scale_shift": True,
-            "steps": 12000,
-            "lr": 2e-3,
-            "anneal": True,
-            "x0_weight": 5,
-        },
+        "baseline": {"channels": "8,16,32", "attention": 4, "scale_shift": True, "steps": 12000, "lr": 2e-3,
+                     "anneal": True, "x0_weight": 5},
         "finetune": {"lr": 4e-4, "ema": 0.996, "anneal": True},
         "steps": 1200,
         "samples": 2500,
-        "times": {
-            "euler-25": "quadratic",
-            "f-pndm-15": "quadratic",
-            "f-pndm-25": "quadratic",
-            "heun-11": "trailing",
-            "dpmpp-2m-5": "quadratic",
-            "dpmpp-2m-10": "karras",
-            "unipc-5": "quadratic",
-            "unipc-10": "karras",
-        },
+        "times": {"euler-25": "quadratic", "f-pndm-15": "quadratic", "f-pndm-25": "quadratic", "heun-11": "trailing",
+                  "dpmpp-2m-5": "quadratic", "dpmpp-2m-10": "karras", "unipc-5": "quadratic", "unipc-10": "karras"},
     },
     "digits": {
         "model": QUICKSTART / "baseline-digits",
@@ -134,7 +119,7 @@ EXPERIMENTS: dict[str, dict[str, Any]] = {
         "samples": 2500,
         "times": {},
     },
-}
+}  # fmt: skip
 
 
 def others() -> dict[str, Preset]:

@@ -13,8 +13,7 @@ from ogdm_core.files import check_writable, write_json, write_text
 from run.provenance import commit, versions
 
 from . import report
-from .cases import CASES
-from .flags import EDM, parse
+from .flags import CASES, EDM, parse
 from .measure import BASELINE, Steps, summarise
 from .step import Trainer, edm
 

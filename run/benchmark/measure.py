@@ -17,7 +17,7 @@ from torch.utils.flop_counter import flop_registry
 
 from ogdm_core.observer import Observer
 
-from .cases import CASES
+from .flags import CASES
 from .step import Trainer, clock
 
 BASELINE = "baseline"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from run.figures import style
 
-from .cases import CASES
+from .flags import CASES
 
 COLUMNS = ("case", "time", "quartiles", "memory", "operations", "denoiser", "D", "what it is")
 

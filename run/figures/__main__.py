@@ -10,7 +10,7 @@ from ogdm_core.cli import errors_in_one_line
 from .flags import parse
 
 # Each module has a function named after the figure.
-MODULES = {"teaser": "teaser", "grid": "teaser", "pairs": "pairs", "neighbours": "neighbours", "xi": "xi_figure"}
+MODULES = {"teaser": "teaser", "grid": "teaser", "pairs": "teaser", "neighbours": "neighbours", "xi": "xi_figure"}
 
 
 @errors_in_one_line()

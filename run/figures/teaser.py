@@ -1,4 +1,4 @@
-"""Samples of several methods from the same noise: the paper's Figure 1, and appendix F's grids.
+"""Samples of several methods from the same noise: the paper's Figure 1, appendix F's grids, and pairs by the pixel.
 
 Figure 1: the same noise, solved with ever more network evaluations, should lead to the same image.
 Drift is how far it does not: for features phi and NFE n, with n* the finest,
@@ -20,11 +20,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ogdm_core.images import load
 from ogdm_core.nfe import steps_for_nfe
 
 from . import style
 from .flags import SAMPLERS
 from .samples import Method, feature_net, load_method, shared_noise
+
+SIDE, LABEL, LINE = 64, 130, 8  # pixels: of an image at least, of the room for names, between rows
 
 
 @dataclass(frozen=True)
@@ -197,3 +200,32 @@ def grid(args: argparse.Namespace, command: str) -> list[Path]:
             ax.set_xlabel(f"{name}\n{words}".strip(), fontsize=9)
     fig.tight_layout(rect=(0, 0.02, 1, 1))
     return [style.save(fig, args.out / f"grid-nfe{args.nfe}.png", command)]
+
+
+# ---- exact pixels -------------------------------------------------------------------------------
+
+
+def pairs(args: argparse.Namespace, command: str) -> list[Path]:
+    """Writes pairs.png: a row of real images, then for each sampler and NFE a row per method.
+
+    Samples are the first `images` of the noise; real images are spread evenly over the data set.
+    """
+    methods, real = [load_method(text, args.device) for text in args.method], load(args.real)
+    noise = shared_noise(methods, args.images, args.seed)
+    spread = torch.linspace(0, len(real) - 1, args.images).round().long()
+    rows = [("real", real.pixels(spread))]
+    for sampler, nfe in args.cells:
+        for method in methods:
+            name = f"{style.sampler_name(sampler)}, {nfe}\n{method.name}"
+            rows.append((name, method.draw(noise, nfe, sampler)[: args.images]))
+    zoom = -(-SIDE // rows[0][1].shape[2])
+    tiles = [np.kron(style.tile(x.expand(-1, 3, -1, -1), args.images), np.ones((zoom, zoom, 1))) for _, x in rows]
+    step = max(tile.shape[0] for tile in tiles) + LINE
+    width, height, dpi = LABEL + max(tile.shape[1] for tile in tiles), step * len(tiles) + 2 * LINE, 130
+    fig = style.plt.figure(figsize=(width / dpi, height / dpi), dpi=dpi)
+    for i, ((name, _), tile) in enumerate(zip(rows, tiles, strict=True)):
+        top = height - i * step
+        fig.figimage(tile, LABEL, top - tile.shape[0], origin="upper")
+        colour = style.method_colour(name.split("\n")[-1]) if i else style.BLACK
+        fig.text(0.01, (top - tile.shape[0] / 2) / height, name, fontsize=6, va="center", color=colour)
+    return [style.save(fig, args.out / "pairs.png", command)]

@@ -4,8 +4,6 @@ import argparse
 import sys
 from pathlib import Path
 
-import torch
-
 from ogdm_core.cli import errors_in_one_line
 from ogdm_core.files import sha256
 from ogdm_core.guidance import save_guide
@@ -13,36 +11,19 @@ from ogdm_core.images import load
 from run.guidance.flags import parse
 from run.guidance.train import load_samples, train_guide
 from run.provenance import commit
-from run.sampling import draw_images
+from run.sampling import device_here, draw_images
 
 
 def train(args: argparse.Namespace) -> None:
     """Reads both sets, trains a guide, and writes it together with the settings and files that it was made from."""
     real = load(args.data, args.size)
     fake = load_samples(args.samples, real.channels, args.size)
-    guide, loss = train_guide(
-        real,
-        fake,
-        steps=args.steps,
-        batch=args.batch_size,
-        lr=args.lr,
-        kind=args.kind,
-        width=args.width,
-        labels=real.classes if args.class_cond else 0,
-        flip=args.flip,
-        seed=args.seed,
-        device="cuda" if torch.cuda.is_available() else "cpu",
-    )
-    made_from = {
-        "held_out_loss": f"{loss:.4f}",
-        "data": args.data,
-        "steps": args.steps,
-        "samples": args.samples,
-        "samples_sha256": sha256(args.samples) if Path(args.samples).is_file() else "a folder",
-        "seed": args.seed,
-        "commit": commit(),
-    }
-    save_guide(args.output, guide, **made_from)
+    options = {name: getattr(args, name) for name in ("steps", "lr", "kind", "width", "flip", "seed")}
+    labels = real.classes if args.class_cond else 0
+    guide, loss = train_guide(real, fake, batch=args.batch_size, labels=labels, device=device_here(), **options)
+    digest = sha256(args.samples) if Path(args.samples).is_file() else "a folder"
+    made_from = {name: getattr(args, name) for name in ("data", "steps", "samples", "seed")}
+    save_guide(args.output, guide, held_out_loss=f"{loss:.4f}", samples_sha256=digest, commit=commit(), **made_from)
     print(f"wrote {args.output}: cross-entropy {loss:.4f} on held-out images, 0.6931 is chance")
 
 

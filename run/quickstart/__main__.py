@@ -50,14 +50,8 @@ def run_method(
 ) -> Path:
     """Fine-tunes and evaluates one method with one seed; returns the folder of its results."""
     experiment, ogdm = EXPERIMENTS[args.data], method == "ogdm"
-    train = {
-        "data": args.data,
-        "model": str(baseline),
-        "steps": args.steps if ogdm else args.control_steps,
-        "seed": seed,
-        **experiment["finetune"],
-        **(trainer_flags(args.config) if ogdm else {}),
-    }
+    steps, more = (args.steps, trainer_flags(args.config)) if ogdm else (args.control_steps, {})
+    train = {"data": args.data, "model": str(baseline), "steps": steps, "seed": seed} | experiment["finetune"] | more
     scoring = {"data": args.data, "samples": args.samples}
     if times := experiment["times"]:
         scoring["discretisation"] = ",".join(map("=".join, times.items()))
@@ -143,10 +137,7 @@ def work(argv: Sequence[str], args: argparse.Namespace, lock: int) -> None:
         "config": {
             "finetune": EXPERIMENTS[args.data]["finetune"],
             "ogdm": args.config.to_dict(),
-            "steps": args.steps,
-            "control_steps": args.control_steps,
-            "seeds": args.seeds,
-            "samples": args.samples,
+            **{name: getattr(args, name) for name in ("steps", "control_steps", "seeds", "samples")},
             "baseline_sha256": fingerprint(baseline),
         },
         "classifier_accuracy": found["classifier_accuracy"],

@@ -50,14 +50,8 @@ class Runner:
             with self.lock:
                 if self.stopping:
                     return
-                child = subprocess.Popen(
-                    command,
-                    env=env,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                    pass_fds=self.inherited,
-                )
+                pipes = {"stdout": output, "stderr": subprocess.STDOUT, "pass_fds": self.inherited}
+                child = subprocess.Popen(command, env=env, start_new_session=True, **pipes)
                 self.children.append(child)
             watch(child, name, log, total)
             if child.returncode and not self.stopping:

@@ -29,13 +29,9 @@ from run.evaluate import metrics
 from run.sampling import BATCH, Model
 
 GRID = {
-    "euler": (3, 5, 10, 25),
-    "s-pndm": (5, 10),
-    "f-pndm": (15, 25),
-    "heun": (11,),
-    "dpmpp-2m": (5, 10),
+    "euler": (3, 5, 10, 25), "s-pndm": (5, 10), "f-pndm": (15, 25), "heun": (11,), "dpmpp-2m": (5, 10),
     "unipc": (5, 10),
-}
+}  # fmt: skip
 STEPS = 10  # of the trajectories that are kept
 
 

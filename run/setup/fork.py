@@ -10,9 +10,7 @@ occurs once. So a file that was shifted or edited elsewhere still takes the hunk
 
 import contextlib
 import hashlib
-import os
 import re
-import shutil
 import tempfile
 from collections.abc import Iterable
 from dataclasses import replace
@@ -91,14 +89,6 @@ def listed(left: Iterable[Misfit], pin: str) -> str:
     )
 
 
-def write(file: Path, content: bytes) -> None:
-    """Replaces a file, with its mode, or leaves it as it is."""
-    part = file.with_name(f".{file.name}.part")
-    part.write_bytes(content)
-    shutil.copymode(file, part)
-    os.replace(part, file)
-
-
 # ---- --into PATH ------------------------------------------------------------------------------------------------
 
 
@@ -130,7 +120,7 @@ def into(sub: Submodule, root: Path, as_branch: bool = False) -> None:
         branch(sub, root, "HEAD", contents)
     else:
         for path, content in contents.items():
-            write(root / path, content)
+            upstream.write(root / path, content)
         print(f"{root}: our lines are in {len(contents)} files; `git -C {root} diff` shows them")
         print(f"They import ogdm_core: export PYTHONPATH={sub.root}")
 
@@ -195,7 +185,7 @@ def update(sub: Submodule, commit: str) -> None:
             continue
         content, misfits = carry(patch, found, original)
         if (sub.path / path).read_bytes() == original:
-            write(sub.path / path, content)
+            upstream.write(sub.path / path, content)
         if (sub.path / path).read_bytes() == content:  # nobody has added the others by hand
             left += misfits
     if left:

@@ -273,12 +273,16 @@ def apply(sub: Submodule) -> Report:
         sub.git("checkout", "--quiet", "HEAD", "--", *report.changed)
     sub.record.write_text(json.dumps({path: blob(content) for path, content in contents.items()}))
     for path, content in contents.items():
-        file = sub.path / path
-        part = file.with_name(f".{file.name}.part")
-        part.write_bytes(content)
-        shutil.copymode(file, part)
-        os.replace(part, file)  # an interruption leaves no half-written file, which would count as edited
+        write(sub.path / path, content)
     return inspect(sub)
+
+
+def write(file: Path, content: bytes) -> None:
+    """Replaces a file, with its mode; an interruption leaves no half-written one, which would count as edited."""
+    part = file.with_name(f".{file.name}.part")
+    part.write_bytes(content)
+    shutil.copymode(file, part)
+    os.replace(part, file)
 
 
 def reverse(sub: Submodule) -> None:

@@ -24,32 +24,20 @@ def score_job(args: argparse.Namespace, arm: Arm, classifier: Path) -> Job:
         str(Path(name).absolute()) if Path(name).exists() and name not in EXPERIMENTS else name
         for name in (args.data, args.model)
     )
-    finetune = args.experiment["finetune"]
-    settings = {"steps": args.steps, "seed": arm.seed}
-    words = to_argv(
-        {"data": data, "model": model} | settings | finetune | (trainer_flags(arm.config) if arm.config else {})
-    )
+    finetune, ogdm = args.experiment["finetune"], trainer_flags(arm.config) if arm.config else {}
+    steps, scoring = {"steps": args.steps, "seed": arm.seed}, {"samples": args.samples, "cells": args.cells}
+    words = to_argv({"data": data, "model": model} | steps | finetune | ogdm)
     train = Job(
-        arm.name,
-        "train",
-        args.out,
-        settings | {"finetune": finetune, "ogdm": arm.config and arm.config.to_dict()},
-        lambda folder: module("ogdm_core.diffusers", *words, "--output", folder),
-        "unet",
+        arm.name, "train", args.out, steps | {"finetune": finetune, "ogdm": arm.config and arm.config.to_dict()},
+        lambda folder: module("ogdm_core.diffusers", *words, "--output", folder), "unet",
         inputs=(f"{model}/unet/diffusion_pytorch_model.safetensors", data),
-    )
-    scoring = {"samples": args.samples, "cells": args.cells}
+    )  # fmt: skip
     score_words = to_argv({"data": data, "classifier": classifier} | scoring)
     return Job(
-        arm.name,
-        "score",
-        args.out,
-        scoring,
+        arm.name, "score", args.out, scoring,
         lambda folder: module("run.quickstart.score", train.folder, *score_words, "--output", folder / "scores.json"),
-        "scores.json",
-        needs=(train,),
-        inputs=(str(classifier),),
-    )
+        "scores.json", needs=(train,), inputs=(str(classifier),),
+    )  # fmt: skip
 
 
 def main(argv: list[str] | None = None) -> int:

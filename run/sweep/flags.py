@@ -82,9 +82,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     args = p.parse_args(argv[:cut])
     args.native, args.out = argv[cut + 1 :], args.out.absolute()
     args.experiment = experiment_of(argv[:cut], PROGRAM, DATA)
-    given = {name: value for name, value in vars(args).items() if name.startswith("ogdm_") and value is not None}
-    settings = {name.removeprefix("ogdm_"): value for name, value in given.items()}
-    swept = {name: str(settings[name]) if f"ogdm_{name}" in given else values for name, values in GRID.items()}
+    given = {name.partition("_")[2]: value for name, value in vars(args).items() if name.startswith("ogdm_")}
+    settings = {name: value for name, value in given.items() if value is not None}
+    swept = {name: str(settings.get(name, values)) for name, values in GRID.items()}
     if settings.get("gamma", recipe(settings.get("recipe") or "default").get("gamma")) is not None:
         del swept["rho"]  # which a fixed gamma replaces
     for text in args.set:

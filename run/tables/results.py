@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ogdm_core.cli import Parser, errors_in_one_line
-from ogdm_core.files import write_json, write_text
+from ogdm_core.files import read_json, write_json, write_text
 from run.presets import get_preset
 from run.provenance import ROOT
 
@@ -26,27 +26,19 @@ LOCAL = {"checkpoint", "images", "commands", "failed", "portable"}
 
 def without_local_paths(results: dict[str, Any]) -> dict[str, Any]:
     """The results without the paths of the machine that made them."""
-    command = results.get("portable", results["command"])
-    also = [net | {"rows": _rows(net["rows"])} for net in results.get("also", ())]
-    return _without(results) | {"command": command, "rows": _rows(results["rows"])} | ({"also": also} if also else {})
+    return _without_local(results) | {"command": results.get("portable", results["command"])}
 
 
-def _rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [_without(row) | {"cells": [_without(cell) for cell in row["cells"]]} for row in rows]
-
-
-def _without(entry: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in entry.items() if name not in LOCAL}
+def _without_local(part: Any) -> Any:
+    if isinstance(part, dict):
+        return {name: _without_local(value) for name, value in part.items() if name not in LOCAL}
+    return [_without_local(value) for value in part] if isinstance(part, list) else part
 
 
 def section(results: dict[str, Any]) -> str:
     """A table under its command, and the paper's below it."""
     number, seeds = results["number"], ", ".join(map(str, results["seeds"]))
     made = f"commit {results['commit'][:10]}, torch {results['versions']['torch']}"
-    results = results | {"rows": [row | {"failed": None} for row in results["rows"]]}
-    results["also"] = [
-        net | {"rows": [row | {"failed": None} for row in net["rows"]]} for net in results.get("also", ())
-    ]
     return "\n".join([
         "```bash", results["command"], "```", "",
         textwrap.fill(f"{results['title']}.", 120), "", *table.best_lines(results), *table.lines(results), "",
@@ -95,11 +87,8 @@ def sections() -> dict[str, str]:
 
 def read(file: Path) -> dict[str, Any]:
     """A table's results; ValueError if the file holds something else."""
-    try:
-        results = json.loads(file.read_text())
-    except ValueError as error:
-        raise ValueError(f"{file} is no JSON: {error}") from error
-    if not isinstance(results, dict) or not {"number", "scale", "seeds", "rows"} <= results.keys():
+    results = read_json(file)
+    if not {"number", "scale", "seeds", "rows"} <= results.keys():
         raise ValueError(f"{file} is no table that was run: give the tableN.json of "
                          "run/reproduce_table1.sh, 2, 3, 7 or 9")  # fmt: skip
     return results

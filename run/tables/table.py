@@ -7,6 +7,7 @@ import io
 import shlex
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import cache
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean, stdev
@@ -252,7 +253,7 @@ def legend(results: dict) -> str:
 
 def failures(results: dict) -> list[str]:
     """One line per row that stopped."""
-    found = [(row["row"], row["failed"]) for row in results["rows"] if row["failed"]]
+    found = [(row["row"], row["failed"]) for row in results["rows"] if row.get("failed")]
     return [f"{row}: {f['job']} {f['status']}: {f['reason']}" for row, f in found]
 
 
@@ -260,7 +261,7 @@ def method_of(results: dict, row: dict) -> str:
     """The method, with its sampler where the table has more than one; a mark if it stopped."""
     several = len({row["sampler"] for row in results["rows"]}) > 1
     sampler = f", {sampler_name(row['sampler'])}" if several else ""
-    return f"{row['method']}{sampler}{' (stopped)' if row['failed'] else ''}"
+    return f"{row['method']}{sampler}{' (stopped)' if row.get('failed') else ''}"
 
 
 def lines(results: dict) -> list[str]:
@@ -367,24 +368,6 @@ def to_csv(results: dict) -> str:
 
 # ---- Tables 4 and 8 ------------------------------------------------------------------------------
 
-# Row of the table -> the table and row that it repeats; by NFE where the paper took the best.
-_OGDM = {25: (2, "cifar10-edm-ogdm-ft-heun"), 20: (1, "cifar10-edm-ogdm-ft"),
-         15: (3, "cifar10-edm-ogdm-ft-s-pndm"), 10: (3, "cifar10-edm-ogdm-ft-s-pndm"),
-         8: (3, "cifar10-edm-ogdm-ft-s-pndm")}  # fmt: skip
-SOURCES: dict[int, dict[str, dict[int, tuple[int, str]] | tuple[int, str]]] = {
-    4: {
-        "cifar10-adm": (1, "cifar10-adm-baseline"),
-        "cifar10-edm": (2, "cifar10-edm-baseline"),
-        "cifar10-s-pndm": (3, "cifar10-edm-baseline-s-pndm"),
-        "cifar10-f-pndm": (3, "cifar10-adm-baseline-f-pndm"),
-        "cifar10-ogdm": _OGDM,
-        "celeba64-adm": (1, "celeba64-adm-baseline"),
-        "celeba64-s-pndm": (3, "celeba64-adm-baseline-s-pndm"),
-        "celeba64-f-pndm": (3, "celeba64-adm-baseline-f-pndm"),
-        "celeba64-ogdm": (3, "celeba64-adm-ogdm-s-pndm"),
-    },
-    8: {"cifar10-ogdm": _OGDM},
-}
 COPIED, ELSEWHERE = "†", "‡"
 NOTES = {
     COPIED: "the paper copied these values from other papers",
@@ -392,12 +375,17 @@ NOTES = {
 }
 
 
+@cache
+def repeats() -> dict[tuple[int, str, int], tuple[int, str]]:
+    """{(table, row, NFE): the table and the row whose number it repeats}."""
+    with (paper.DATA / "repeats.csv").open(newline="") as file:
+        lines = [[int(n) if n.isdigit() else n for n in line.values()] for line in csv.DictReader(file)]
+    return {tuple(line[:3]): tuple(line[3:]) for line in lines}
+
+
 def source(cell: paper.Cell, number: int) -> tuple[int, str] | None:
     """The table and the row whose number this cell repeats; None for other methods and dashes."""
-    found = SOURCES[number].get(cell.row)
-    if cell.fid is None:
-        return None
-    return found.get(cell.nfe) if isinstance(found, dict) else found
+    return repeats().get((number, cell.row, cell.nfe))
 
 
 def scores(out: Path, number: int, row: str, nfe: int) -> dict[str, Any]:
@@ -426,7 +414,7 @@ def assemble(number: int, out: Path, scale: str, command: str) -> dict[str, Any]
 def _assembled_row(cells: list[paper.Cell], number: int, out: Path) -> dict[str, Any]:
     first = cells[0]
     open_row = all(cell.fid is None for cell in cells)
-    mark = "" if first.row in SOURCES[number] or open_row else ELSEWHERE
+    mark = "" if open_row or any(source(cell, number) for cell in cells) else ELSEWHERE
     mark = COPIED if first.source == paper.COPIED else mark
     return {
         "row": first.row, "dataset": DATASETS[first.dataset],

@@ -15,15 +15,8 @@ from ogdm_core.cli import Parser, number
 from ogdm_core.config import OGDMConfig
 
 OGDM = {"k": 0.5, "gamma": 0.1}
-NETWORK = (
-    "d_kind",
-    "d_width",
-    "d_mapping_lr",
-    "d_precision",
-    "augment_labels",
-    "rho",
-    "plain_end",
-)  # D is the toy's own, and gamma is fixed
+# D is the toy's own, and gamma is fixed.
+NETWORK = ("d_kind", "d_width", "d_mapping_lr", "d_precision", "augment_labels", "rho", "plain_end")
 
 
 def parser() -> argparse.ArgumentParser:

@@ -187,9 +187,6 @@ def test_parsed_flags_may_be_a_dict_with_other_flags_in_it():
     assert flags.from_args({}) == DEFAULT, "a command without --ogdm is always on"
 
 
-# ---------------------------------------------------------------- back to a command line
-
-
 # ---------------------------------------------------------------- all styles are one
 
 

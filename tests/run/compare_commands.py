@@ -2,7 +2,7 @@
 
     python tests/run/compare_commands.py OLD NEW [--show]
 
-Paths of the checkouts, keys in folders' names and modules that moved are made equal first. Ends with
+Paths of the checkouts and keys in folders' names are made equal first. Ends with
 status 1, and prints the lines that differ, if any command does; says how many keys changed.
 """
 
@@ -17,14 +17,6 @@ from pathlib import Path
 
 TABLES, SCALES = (1, 2, 3, 7, 9), ("paper", "smoke", "cpu", "cpu-mnist")
 NETWORKS = ("cifar10-adm", "cifar10-edm", "cifar10-edm-cond", "celeba64-adm", "lsun-church-ldm")
-MOVED = {
-    "ogdm_core.splice.ldm.": "ogdm_core.ldm.train.",
-    "run/tables/cpu_ldm.yaml": "run/backbones/ldm_cpu.yaml",
-    "run/tables/smoke_ldm.yaml": "run/backbones/ldm_smoke.yaml",
-    "run/train/lsun_churches_finetune.yaml": "run/backbones/ldm_finetune.yaml",
-    "run.tables.digits": "run.tables.stand_in",
-    "run.tables.smoke:features": "run.tables.stand_in:random_features",
-}
 
 
 def lines(root: Path) -> dict[str, list[str]]:
@@ -46,8 +38,6 @@ def lines(root: Path) -> dict[str, list[str]]:
     done = subprocess.run([sys.executable, "-c", CODE, json.dumps(asked)], cwd=root, env=env, capture_output=True)
     assert done.returncode == 0, done.stderr.decode()
     text = done.stdout.decode().replace(str(root), "ROOT")
-    for old, new in MOVED.items():
-        text = text.replace(old, new)
     return {words: lines.splitlines() for words, lines in json.loads(text).items()}
 
 

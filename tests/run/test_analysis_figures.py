@@ -12,7 +12,7 @@ from PIL import Image  # noqa: E402
 
 from ogdm_core.images import to_uint8  # noqa: E402
 from run.figures import __main__ as figures  # noqa: E402
-from run.figures import neighbours, pairs, samples, style, teaser  # noqa: E402
+from run.figures import neighbours, samples, style, teaser  # noqa: E402
 from run.figures.samples import load_images  # noqa: E402
 from run.figures.style import tile  # noqa: E402
 
@@ -215,7 +215,7 @@ def test_pairs_show_every_pixel_as_an_exact_square(files, tmp_path):
         pixels = np.asarray(picture.convert("RGB"))
     sampled = load_images(str(tmp_path / "ogdm" / "euler-4.npz"), 3)[1].permute(1, 2, 0).numpy()
     wanted = np.kron(sampled, np.ones((8, 8, 1), np.uint8))
-    top, left = 4 * (64 + pairs.LINE), pairs.LABEL + 72  # the fifth row's second image, behind a gap of one pixel
+    top, left = 4 * (64 + teaser.LINE), teaser.LABEL + 72  # the fifth row's second image, behind a gap of one pixel
     assert np.abs(pixels[top : top + 64, left : left + 64].astype(int) - wanted).max() <= 1
 
 

@@ -10,8 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from ogdm_core import DiscreteVP
 from run.benchmark import __main__ as program
 from run.benchmark import measure
-from run.benchmark.cases import CASES, DEFAULT
-from run.benchmark.flags import parse
+from run.benchmark.flags import CASES, DEFAULT, parse
 from run.benchmark.step import Network, Trainer
 from run.provenance import ROOT
 
@@ -45,6 +44,11 @@ def test_cases_are_chosen_by_name():
     assert parse([]).cases == DEFAULT
     assert parse(["--cases", "all"]).cases == list(CASES)
     assert parse(["--cases", "heun_exact, euler_light,heun_exact"]).cases == ["heun_exact", "euler_light"]
+
+
+def test_a_case_is_of_the_d_that_it_names():
+    for name, case in CASES.items():
+        assert case.config.d_kind == ("light" if "light" in name else "paper"), name
 
 
 @pytest.mark.parametrize(
