@@ -79,4 +79,6 @@ def plot(points: list[dict[str, Any]], args: argparse.Namespace, command: str) -
     title = f"{args.sampler}, {args.nfe} evaluations, {args.count:,} samples"
     net = (args.features or "Inception").split(",")[0]
     ax.set(title=title, xlabel="number in the snapshot's name", ylabel=f"FID, {net}")
+    ax.locator_params("x", integer=True)
+    fig.get_layout_engine().set(rect=(0, 0.05, 1, 0.95))  # room for the command below
     save(fig, args.curve, command)
