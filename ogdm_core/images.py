@@ -95,7 +95,7 @@ class Folder(Images):
     Names that begin with a dot are skipped. The header of every file is read at once, its pixels when
     they are asked for; a photo that is to be shown turned (EXIF) is turned.
 
-    size    images are cropped to the centre square and scaled to this size (default: the first's)
+    size    images are cropped to the centre square and scaled to this size; without it the squares must be equal
     exact   images are taken as they are, in RGB, and must all have the first one's size
     """
 
@@ -111,8 +111,13 @@ class Folder(Images):
         self.shape = self._decode(self.files[0]).shape
         self._side = self._side or self.size
         self._pool = ThreadPoolExecutor(4)
-        for path, channels in zip(self.files, self._pool.map(self._channels, self.files), strict=True):
+        for path, (channels, side) in zip(self.files, self._pool.map(self._header, self.files), strict=True):
             self._check(path, (channels, *self.shape[1:]))
+            if not (size or exact or side == self.size):
+                raise ImageError(
+                    f"{root}: the squares in the middle of {self.files[0].name} and {path.name} are of {self.size} "
+                    f"and {side} pixels; give --size, or bring them to one by run/prepare_data.sh folder"
+                )
 
     def __len__(self) -> int:
         return len(self.files)
@@ -136,13 +141,13 @@ class Folder(Images):
         if shape != self.shape:
             raise ImageError(
                 f"{path} is {_kind(shape)}, but {self.files[0].name} is {_kind(self.shape)}: "
-                "all images of a folder must be alike"
+                "all images of a folder must be alike; run/prepare_data.sh folder makes them so"
             )
 
-    def _channels(self, path: Path) -> int:
-        """Channels of an image, by its header."""
+    def _header(self, path: Path) -> tuple[int, int]:
+        """Channels of an image and the side of its square, by its header."""
         with open_image(path, path, decode=False) as image:
-            return 1 if image.mode in ("1", "L") and not self._exact else 3
+            return 1 if image.mode in ("1", "L") and not self._exact else 3, min(image.size)
 
     def _decode(self, path: Path) -> np.ndarray:
         from PIL import Image, ImageOps

@@ -6,7 +6,6 @@
 #   run/prepare_data.sh cifar10 cifar-10-python.tar.gz data/cifar10
 #   run/prepare_data.sh celeba img_align_celeba.zip data/celeba64
 #   run/prepare_data.sh folder PICTURES data/mine --size 32
-#   run/prepare_data.sh              the names there are
 #   run/prepare_data.sh NAME --help  what SOURCE may be, and the options
 #
 # Can be stopped and started again; counts the images at the end.

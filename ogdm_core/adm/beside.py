@@ -1,4 +1,5 @@
-"""The network's flags beside its weights, in flags.json: training writes them, and what reads the weights compares.
+"""The network's flags beside its weights, in flags.json: training writes them, and what reads the weights takes the
+flags that its command does not give from there, and refuses those that are given and differ.
 
 Weights that were trained with another number of heads load without an error, and sample wrongly.
 """
@@ -43,18 +44,44 @@ def write(folder: str, flags: argparse.Namespace) -> None:
         file.write(json.dumps(kept))
 
 
-@refusals()
-def check(weights: str, flags: argparse.Namespace, given_as: str) -> None:
-    """ValueError with the names of the flags that differ from those beside the weights; without a file all pass."""
-    folder = weights.rpartition("/")[0] or "."
-    path = f"{folder}/{FILE}"
-    if not blobfile().exists(path):
-        return
+def read(weights: str) -> tuple[str, dict[str, Any]]:
+    """The path of the file beside the weights, and what it holds; {} where there is none."""
+    path = f"{weights.rpartition('/')[0] or '.'}/{FILE}"
+    if not weights or not blobfile().exists(path):
+        return path, {}
     with reading(path), blobfile().BlobFile(path, "r") as file:
-        theirs = dict(json.loads(file.read()))
+        return path, dict(json.loads(file.read()))
+
+
+def adopt(parser: argparse.ArgumentParser, *weights: str) -> None:
+    """Lets a parser take the model flags that are not on its command line from the file beside the weights.
+
+    weights   the destinations of the flags that name them; the first that is given counts
+    """
+    parse, known = parser.parse_known_args, {*model_and_diffusion_defaults(), "num_classes"}
+
+    def parse_with_theirs(args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        names = {action.dest for action in parser._actions}
+        path = next(filter(None, map(vars(parse(args, namespace)[0]).get, weights)), "")
+        try:
+            theirs = read(path)[1]
+        except (ValueError, OSError) as error:
+            parser.error(str(error))
+        # As defaults: a flag that is given wins, and `check` compares it.
+        parser.set_defaults(**{name: value for name, value in theirs.items() if name in known & names})
+        return parse(args, namespace)
+
+    parser.parse_known_args = parse_with_theirs  # type: ignore[method-assign]
+
+
+@refusals()
+def check(weights: str, flags: argparse.Namespace, given_as: str) -> str:
+    """The path of the file beside the weights, "" without one; ValueError with the names of the flags that differ."""
+    path, theirs = read(weights)
     if differ := differences(theirs, of(flags)):
         give = " ".join(f"--{name} {theirs[name]}" for name in differ)
         raise ValueError(
             f"{given_as}: {weights} was trained with other flags ({format_differences(differ)}); give {give}, or "
             f"remove {path} if that is wrong"
         )
+    return path if theirs else ""

@@ -26,14 +26,16 @@ class Sampling:
         self.args, self.diffusion = args, diffusion
         if args.clip_denoised is None:  # upstream's default, and the paper's for these two
             args.clip_denoised = args.sampler in (None, "euler", "stochastic")
+        if theirs := beside.check(args.model_path, args, "--model_path"):
+            logger.log(f"model flags that are not given are those of {theirs}")
         if args.sampler:
             fewstep.check_grid(schedule_of(diffusion), vars(args))
-            beside.check(args.model_path, args, "--model_path")
-            logger.log(
-                f"assuming --num_heads {args.num_heads}, --num_head_channels "
-                f"{args.num_head_channels}: weights of other heads load all the same, and sample "
-                f"wrongly; predicted x_0 clipped: {args.clip_denoised}"
-            )
+            logger.log(f"predicted x_0 clipped: {args.clip_denoised}")
+            if not theirs:
+                logger.log(
+                    f"assuming --num_heads {args.num_heads}, --num_head_channels "
+                    f"{args.num_head_channels}: weights of other heads load all the same, and sample wrongly"
+                )
         self.first = dist.get_rank() * args.batch_size
 
     @staticmethod
@@ -46,6 +48,7 @@ class Sampling:
                                  "set")  # fmt: skip
         # None means "not given": S-PNDM, F-PNDM and Heun do not clip by default.
         parser.set_defaults(clip_denoised=None)
+        beside.adopt(parser, "model_path")
 
     def labels(self, classes: Tensor) -> Tensor:
         """The labels [N] of the next batch, in place of upstream's draw."""

@@ -85,6 +85,7 @@ def add_train_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--grid_nfe", default=10, type=number(int, 1), metavar="INT",
                         help="network evaluations of those samples (default: 10)")  # fmt: skip
     parser.add_argument("--sync_gradients", default=False, type=str2bool, metavar="BOOL", help=sync)
+    beside.adopt(parser, "resume_checkpoint", "init_checkpoint")
 
 
 class ObservedDiffusion:
@@ -132,10 +133,10 @@ class ObservedLoop(Upstream):
             folder.claim(train_util.get_blob_logdir())
             folder.agree(vars(flags))
             self.fingerprint = folder.fingerprint(flags.data_dir) if flags.data_dir and dist.get_rank() == 0 else ""
-        if self.init_checkpoint and not self.resumed:
-            beside.check(self.init_checkpoint, flags, "--init_checkpoint")
+        weights, given_as = self.resumed or self.init_checkpoint, f"--{'resume' if self.resumed else 'init'}_checkpoint"
+        if theirs := beside.check(weights, flags, given_as):
+            logger.log(f"model flags that are not given are those of {theirs}")
         if config and self.resumed:
-            beside.check(self.resumed, flags, "--resume_checkpoint")
             rates = [float(rate) for rate in str(flags.ema_rate).split(",")]
             state = resume.check(self.resumed, rates)
         if config and flags.data_dir:

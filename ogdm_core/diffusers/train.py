@@ -295,13 +295,14 @@ class Trainer:
         self.guard.check(f"step {self.step}")
         if not self.accelerator.is_main_process:
             return
-        out = self.args.output
+        out, trackers = self.args.output, []
         if self.step > self.saved:
             self._write_checkpoint()
+            trackers = self.accelerator.trackers
         with self._averaged():
             self._export(out)
-            for tracker in self.accelerator.trackers:
-                form = {"dataformats": "NHWC"} if tracker.name == "tensorboard" else {}
+            for tracker in trackers:  # wandb keeps a step to itself until the next one, unless told to commit it
+                form = {"dataformats": "NHWC"} if tracker.name == "tensorboard" else {"commit": True}
                 tracker.log_images({"samples, Euler 10": self._samples()}, step=self.step, **form)
         command = [Path(sys.executable).name, "-m", "ogdm_core.diffusers", *sys.argv[1:]]
         write_json(out / "training.json", {

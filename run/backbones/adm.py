@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ogdm_core.files import read_json
 from run import launch
 from run.launch import Command, Engine
 from run.presets import Preset, discretisation_of
@@ -106,28 +107,38 @@ class Adm(Backbone):
             "--discretization": discretisation_of(preset, sampler),
         }  # fmt: skip
 
+    def as_trained(self, command: Command) -> Command:
+        """flags.json beside the weights has the place of a row's network; the script adds its other flags."""
+        names = ("--model_path", "--resume_checkpoint", "--init_checkpoint")
+        weights = next((Path(command.flags[name]) for name in names if name in command.flags), None)
+        if weights is None or not (file := weights.with_name("flags.json")).is_file():
+            return command
+        theirs = {f"--{name}": value for name, value in read_json(file).items()}
+        return replace(command, flags={n: theirs.get(n, v) if n in MODEL else v for n, v in command.flags.items()})
+
     def built(
         self, weights: Path, third_party: Path, native: Sequence[str], **fixed: Any
     ) -> tuple[dict[str, Any], Any, Any]:
-        """(flags, network with the weights, diffusion). The flags are upstream's defaults, then those in flags.json
-        beside the weights, which trainings write, then the words in `native`, then `fixed`."""
+        """(flags, network with the weights, diffusion). The flags are those in flags.json beside the weights, which
+        trainings write, and the words in `native`, which must agree; then upstream's defaults, and `fixed`."""
         from ogdm_core import trust
         from ogdm_core.cli import Parser
-        from ogdm_core.files import read_json
 
         self.put_on_path(third_party)
         from guided_diffusion import script_util
 
+        from ogdm_core.adm import beside
+
         known = script_util.model_and_diffusion_defaults()
         parser = Parser(prog="ADM's network")
-        script_util.add_dict_to_argparser(parser, known | {"num_classes": 0})
-        beside = weights.with_name("flags.json")
-        if beside.is_file():
-            parser.set_defaults(**{n: v for n, v in read_json(beside).items() if n in known or n == "num_classes"})
-        elif not native:
-            raise ValueError(f"{weights}: there is no {beside.name} beside it, which trainings write, so its network "
+        script_util.add_dict_to_argparser(parser, known | {"num_classes": 0, "weights": str(weights)})
+        beside.adopt(parser, "weights")
+        parsed = parser.parse_args(native)
+        if not beside.check(str(weights), parsed, "model flags") and not native:
+            raise ValueError(f"{weights}: there is no {beside.FILE} beside it, which trainings write, so its network "
                              f"is not known; {GIVE_FLAGS}")  # fmt: skip
-        flags = vars(parser.parse_args(native)) | fixed
+        del parsed.weights
+        flags = vars(parsed) | fixed
         model, diffusion = script_util.create_model_and_diffusion(**{name: flags[name] for name in known})
         try:
             model.load_state_dict(trust.load(weights, map_location="cpu", weights_only=True))

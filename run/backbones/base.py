@@ -121,6 +121,10 @@ class Backbone(ABC):
     ) -> tuple[str, Flags]:
         """The sampling script and its flags."""
 
+    def as_trained(self, command: Command) -> Command:
+        """A row's command with the network that its weights were trained with, where a file beside them says so."""
+        return command
+
     def network(self, weights: Path, third_party: Path, native: Sequence[str], device: str) -> "Network":
         """Trained weights, EMA where there is one, to be sampled in this process.
 

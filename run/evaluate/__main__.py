@@ -63,7 +63,7 @@ def main(argv: list[str] | None = None) -> int:
 def draw_curve(reference: Source, evaluator: Any, args: argparse.Namespace, argv: list[str]) -> int:
     """--curve: every snapshot's numbers, and their picture."""
     points, made = curve.scores(reference, evaluator, args), made_by(args, argv)
-    curve.plot(points, args.curve, f"{args.sampler}, {args.nfe} evaluations, {args.count:,} samples", made["command"])
+    curve.plot(points, args, made["command"])
     print(f"wrote {args.curve}")
     if args.json:
         write_json(args.json, {"points": points, **made, "versions": versions(PACKAGES)})

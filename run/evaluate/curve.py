@@ -26,13 +26,14 @@ def drawn(model: Path, file: Path, reference: Source, evaluator: Any, args: argp
 
 
 def snapshots(pattern: Path) -> list[tuple[int, Path]]:
-    """The files or folders that match, by the number that their name ends with; LDM's last.ckpt has none."""
+    """The files or folders that match, by the number that their name ends with; LDM's last.ckpt has none, and a
+    checkpoint that another one took the place of is left out."""
     root = Path(pattern.anchor or ".")
     found = []
     for path in root.glob(str(pattern.relative_to(pattern.anchor))):
-        if path.match("last*.ckpt"):
+        if path.match("last*.ckpt") or path.match("*.previous.*"):
             continue
-        numbers = re.findall(r"\d+", path.name)
+        numbers = re.findall(r"\d+", re.sub(r"-v\d+$", "", path.stem))  # -v1: Lightning found the name taken
         if not numbers:
             raise ValueError(f"{path} has no number in its name; give a pattern of snapshots, such as 'RUN/*snapshot*'")
         backbone_of(path)  # refuses what cannot be sampled
@@ -69,11 +70,15 @@ def scores(reference: Source, evaluator: Any, args: argparse.Namespace) -> list[
     return points
 
 
-def plot(points: list[dict[str, Any]], file: Path, title: str, command: str) -> None:
-    """FID over the snapshots' numbers."""
+def plot(points: list[dict[str, Any]], args: argparse.Namespace, command: str) -> None:
+    """FID, in the features of the first net, over the snapshots' numbers."""
     from run.figures.style import figure, save
 
     fig, ax = figure(1, 1, size=(5.0, 3.2), layout="constrained")
     ax.plot([p["number"] for p in points], [p["fid"] for p in points], "o-")
-    ax.set(title=title, xlabel="number in the snapshot's name", ylabel="FID")
-    save(fig, file, command)
+    title = f"{args.sampler}, {args.nfe} evaluations, {args.count:,} samples"
+    net = (args.features or "Inception").split(",")[0]
+    ax.set(title=title, xlabel="number in the snapshot's name", ylabel=f"FID, {net}")
+    ax.locator_params("x", integer=True)
+    fig.get_layout_engine().set(rect=(0, 0.05, 1, 0.95))  # room for the command below
+    save(fig, args.curve, command)

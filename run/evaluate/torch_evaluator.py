@@ -41,7 +41,7 @@ def check(reference: Source, samples: Source, args: argparse.Namespace) -> None:
         if sizes[0] != sizes[1]:
             raise ValueError(
                 f"{reference.path} has images of {sizes[0]}, {samples.path} of {sizes[1]}: give a reference at "
-                "the samples' size"
+                "the samples' size; run/prepare_data.sh folder brings pictures of any size to one"
             )
     for source in (reference, samples):
         if 0 < source.count <= NEIGHBOURS:

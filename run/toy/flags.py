@@ -1,4 +1,4 @@
-"""A spiral, an MLP, one picture: few-step samples that leave the manifold, and OGDM's that do not.
+"""A spiral, an MLP, one picture: few-step samples that stray from it, and OGDM's that stray less.
 
     run/toy.sh --out out/toy
 

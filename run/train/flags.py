@@ -91,7 +91,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
     args = p.parse_args(argv[:cut])
     args.export = None
     try:
-        made = command(args, get_preset(args.preset))
+        preset = get_preset(args.preset)
+        made = command(args, preset)
+        made = made and backbones.get(preset.backbone).as_trained(made)
     except ValueError as error:
         p.error(str(error))
     args.command = made and replace(made, native=tuple(argv[cut + 1 :]))

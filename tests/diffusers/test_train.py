@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -138,6 +139,20 @@ def test_a_tracker_and_snapshots_leave_the_training_as_it_was(tmp_path, trained)
     assert sorted(p.name for p in folder.glob("snapshot-*")) == ["snapshot-000002", "snapshot-000004"]
     assert same(weights(folder / "snapshot-000004"), weights(folder))
     assert not same(weights(folder / "snapshot-000002"), weights(folder))
+
+
+def test_wandb_continues_the_same_run(tmp_path, monkeypatch):
+    wandb = pytest.importorskip("wandb", reason="pip install wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    for steps in (2, 4):
+        folder = run(tmp_path / "run", "--report-to", "wandb", "--save-every", "2", steps=steps)
+    wandb.teardown()  # its own process writes to the end
+    first, second = sorted((folder / "wandb").glob("offline-run-*"), key=os.path.getctime)
+    assert first.name.split("-")[-1] == second.name.split("-")[-1] == (folder / "wandb-id").read_text()
+    for part, logged in ((first, [b"1", b"2"]), (second, [b"3", b"4"])):
+        (file,) = part.glob("run-*.wandb")
+        assert sorted(set(re.findall(rb"_step\x82\x01.(\d)", file.read_bytes()))) == logged
+        assert len(list(part.glob("files/media/images/samples*.png"))) == 16
 
 
 def test_a_tracker_that_is_not_installed_is_named(tmp_path, refused):

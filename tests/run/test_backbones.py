@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import yaml
 
 from ogdm_core.config import OGDMConfig
@@ -280,3 +282,27 @@ def test_a_row_names_the_weights_that_it_wants_before_it_starts(tmp_path, capsys
     assert main([*tuned, "--init", str(tmp_path / "own.ckpt")]) == 0 and not capsys.readouterr().err
     assert main(["cifar10-edm-ogdm-ft", "--data", "x", "--init", "none.pkl", "--dry-run"]) == 0
     assert "before this can run: --init: there is no file none.pkl" in capsys.readouterr().err
+
+
+def test_a_row_of_adm_takes_its_network_from_beside_the_weights(tmp_path, capsys):
+    from run.train.__main__ import main
+
+    def flags(*argv):
+        assert main([*argv, "--dry-run"]) == 0
+        return dict(re.findall(r"--(\w+) (\S+)", capsys.readouterr().out))
+
+    theirs = {"num_heads": 4, "num_channels": 64, "image_size": 64, "channel_mult": "1,1"}
+    (tmp_path / "flags.json").write_text(json.dumps(theirs))
+    for name in ("ema_0.9999_000001.pt", "opt000001.pt", "model000001.pt"):
+        torch.save({}, tmp_path / name)
+    weights, row = str(tmp_path / "ema_0.9999_000001.pt"), ["cifar10-adm-baseline", "--data", "x"]
+    tuned = ["cifar10-adm-ogdm-ft", "--data", "x", "--init"]
+    for made in (
+        flags("cifar10-adm-baseline", "--sample", "euler", "--model", weights),
+        flags(*row, "--resume", "--out", str(tmp_path)),
+        flags(*tuned, weights),
+    ):
+        assert (made["num_heads"], made["num_channels"]) == ("4", "64")
+        assert made["image_size"] == "32" and "channel_mult" not in made  # the script refuses the one, adds the other
+    (tmp_path / "other").mkdir()
+    assert flags(*row, "--out", str(tmp_path / "other"))["num_heads"] == "1"

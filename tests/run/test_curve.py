@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from run.evaluate import torch_evaluator
+from run.evaluate import curve, torch_evaluator
 from run.evaluate.__main__ import main
 from run.export.card import scores_table
 from run.provenance import ROOT
@@ -65,6 +65,12 @@ def test_a_snapshot_of_another_size_is_refused_before_it_is_drawn(run_folder, ca
     assert "give a reference at the samples' size" in said.err and "wrote" not in said.out
 
 
+def test_a_name_that_lightning_found_taken_keeps_its_number(tmp_path):
+    for name in ("epoch=000012.ckpt", "epoch=000003-v1.ckpt", "epoch=000003.ckpt"):
+        (tmp_path / name).touch()
+    assert [number for number, _ in curve.snapshots(tmp_path / "*.ckpt")] == [3, 3, 12]
+
+
 def test_statistics_are_not_saved_from_a_curve(capsys):
     with pytest.raises(SystemExit):
         main(["real", "run*", "--curve", "fid.png", "--save-statistics", "real.npz"])
@@ -80,7 +86,8 @@ def test_what_is_no_snapshot_is_named(run_folder, capsys):
 
     assert "nothing matches" in said("none*")
     assert "real.npz has no number in its name" in said("real*")
-    (run_folder / "last-v1.ckpt").write_text("")  # a copy of another one
+    for name in ("last-v1.ckpt", "epoch=000003.previous.ckpt"):  # copies of others
+        (run_folder / name).write_text("")
     assert "nothing matches" in said("*.ckpt")
     (run_folder / "notes-1.txt").write_text("")
     assert "notes-1.txt is no model: give a folder in diffusers' format, or a file of weights: adm's .pt" in said("n*")

@@ -79,6 +79,22 @@ def test_adms_model_flags_are_the_presets():
     assert page == {flag: value for flag, value in preset.items() if flag not in of_training}
 
 
+def test_tonights_trainings_are_taken_by_upstream(tmp_path, patched):
+    image = pytest.importorskip("PIL.Image")
+    third_party = patched("edm").parent
+    image.new("RGB", (32, 32)).save(tmp_path / "0.png")
+    (tmp_path / "w.pkl").touch()
+    small = {"data/cifar10-32x32.zip": str(tmp_path), "$W": str(tmp_path / "w.pkl"), "8": "1"}
+    lines = re.findall(r"^run/train.sh (.*)$", (DOCS / "tonight.md").read_text(), re.M)
+    assert len(lines) == 2
+    for line in lines:
+        ours, _, native = line.partition(" -- ")
+        words = [small.get(word, word) for word in ours.split()] + ["--third-party", str(third_party), "--"]
+        command = [sys.executable, "-m", "run.train", *words, *native.split(), "--dry-run"]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0 and "Dry run; exiting." in done.stdout, done.stdout + done.stderr
+
+
 def test_the_quickstarts_numbers_are_those_of_its_results():
     pytest.importorskip("matplotlib")
     from run.quickstart import report

@@ -107,7 +107,7 @@ def test_the_cards_loop_for_edm_runs(exported, monkeypatch):
 
 def test_flags_that_do_not_fit_are_refused_and_nothing_is_written(exported):
     _, out, said = exported("adm-wrong")
-    assert "does not fit the network of these flags" in said and "status 2" in said and not out.exists()
+    assert "other flags (num_channels: 32 there, 64 here)" in said and "status 2" in said and not out.exists()
 
 
 @pytest.mark.parametrize(

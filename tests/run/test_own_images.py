@@ -118,12 +118,11 @@ SMALLER = {
     "--channels 64,128,128 --layers 2 --steps 50000": "--channels 8,8 --steps 2 --batch-size 4",
     "--steps 5000 --keep-every 1000": "--steps 2 --keep-every 1 --batch-size 4",
     "-n 4 ": "-n 1 ",
-    "--image_size 32 --num_channels 128 --num_res_blocks 3": "--image_size 8 --num_channels 32 --num_res_blocks 1 "
-    "--channel_mult 1,1 --diffusion_steps 50",
-    "--attention_resolutions 16,8": "--attention_resolutions 4",
+    "--image_size 32 --num_channels 128 --num_res_blocks 3 --attention_resolutions 16,8": "--image_size 8 "
+    "--num_channels 32 --num_res_blocks 1 --channel_mult 1,1 --diffusion_steps 50 --attention_resolutions 4",
     "--batch_size 32 --lr_anneal_steps 100000 --grid_interval 5000": "--batch_size 4 --lr_anneal_steps 2 "
     "--save_interval 1 --log_interval 1 --grid_interval 1 --grid_nfe 3",
-    "--batch_size 32 --lr_anneal_steps 10000 --save_interval 1000": "--batch_size 4 --lr_anneal_steps 2 "
+    "--dropout 0.1 --batch_size 32 --lr_anneal_steps 10000 --save_interval 1000": "--batch_size 4 --lr_anneal_steps 2 "
     "--save_interval 1 --log_interval 1",
     "ema_0.9999_100000.pt": "ema_0.9999_000001.pt",
     "--nproc_per_node=4": "--nproc_per_node=1",
@@ -133,46 +132,60 @@ SMALLER = {
     "--cbase=8 --cres=1 --blocks=1 --lr-rampup=0 --tick=1 --snap=1 --workers=1",
     "network-snapshot-020000.pkl": "network-snapshot-000001.pkl",
     "network-snapshot-002000.pkl": "network-snapshot-000001.pkl",
-    "--nfe 10 --count 10000 --weights INCEPTION.pth": "--nfe 3 --count 8 --features pixels",
-    "edm-10.npz --weights INCEPTION.pth": "edm-10.npz --features pixels",
+    "--size 256": "--size 16 --enlarge",
+    "data/mine-256/ldm.yaml": "data/mine-256/ldm.yaml SMALL.yaml",
+    "--gpus 0,1 ": "",
+    "every_n_train_steps: 1000": "every_n_train_steps: 1",
+    "--max_steps 50000": "--max_steps 1",
+    "--max_steps 5000": "--max_steps 2",
+    "--nfe 10 --count 10000": "--nfe 3 --count 8",
+    "--weights INCEPTION.pth": "--features pixels",
     "--seeds=0-9999": "--seeds=0-7",
     "--nfe 5 10 20": "--nfe 4 5 --drift-images 2",
 }
 
 
 def page_commands():
-    """The page's commands, one line each, by the word that they begin with; but for setup and LDM's."""
+    """The page's commands, but for setup, as a script."""
     page = (ROOT / "docs" / "own-images.md").read_text()
     for old, new in SMALLER.items():
         assert old in page, old
         page = page.replace(old, new)
-    blocks = "\n".join(re.findall(r"^```bash\n(.*?)^```", page, re.M | re.S)).replace("\\\n", "")
-    blocks = re.sub(r'"([^"]*)\n([^"]*)"', r'"\1 \2"', blocks)  # $MODEL_FLAGS has two lines
-    blocks = blocks.partition("cd third_party/latent-diffusion")[0] + blocks.partition("my_ogdm.yaml\n")[2]
-    return [line for line in blocks.splitlines() if not line.startswith(("run/setup.sh", "source "))]
+    lines = "".join(re.findall(r"^```bash\n(.*?)^```", page, re.M | re.S)).splitlines()
+    return "\n".join(line for line in lines if not line.startswith(("run/setup.sh", "source ")))
+
+
+def small_ldm(path):
+    """The smoke rows' network for pictures of 16x16, without their data."""
+    config = yaml.safe_load((ROOT / "run" / "backbones" / "ldm_smoke.yaml").read_text())
+    params = config["model"]["params"]
+    params["image_size"] = params["unet_config"]["params"]["image_size"] = 8
+    params["first_stage_config"]["params"]["ddconfig"]["resolution"] = 16
+    path.write_text(yaml.safe_dump(config | {"data": {"params": {"batch_size": 4, "num_workers": 0}}}))
 
 
 @pytest.mark.slow
 def test_the_pages_commands_lead_from_pictures_to_a_curve_on_every_backbone(tmp_path, submodule):
-    for name in ("guided-diffusion", "edm"):
-        submodule(name)
-        if problem := backbones.get({"guided-diffusion": "adm"}.get(name, name)).not_ready(ROOT / "third_party"):
+    for backbone in map(backbones.get, ("adm", "edm", "ldm")):
+        submodule(backbone.folder)
+        if problem := backbone.not_ready(ROOT / "third_party"):
             pytest.skip(problem)
     for i in range(120):
         picture(tmp_path / "IMAGES" / f"{i}.png", 10 + i % 7, 12, "L" if i % 5 == 0 else "RGB")
-    script = "\n".join(["set -euo pipefail", *page_commands()])
-    script = script.replace("data/mine", f"{tmp_path}/mine").replace(" IMAGES ", f" {tmp_path}/IMAGES ")
-    script = re.sub(r"(?<![\w.])(?:\.\./\.\./)?out/", f"{tmp_path}/out/", script)
+    small_ldm(tmp_path / "small.yaml")
+    script = f"set -euo pipefail\n{page_commands()}".replace(" IMAGES ", f" {tmp_path}/IMAGES ")
+    script = script.replace(" SMALL.yaml", f" {tmp_path}/small.yaml")
+    script = re.sub(r"(?<![\w.])(?:\.\./\.\./)?(out/|data/mine)", rf"{tmp_path}/\1", script)
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     env = os.environ | {"PATH": path, "OGDM_PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(["bash", "-c", script], cwd=ROOT, env=env, capture_output=True, text=True, timeout=2400)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     out = tmp_path / "out"
-    for name in ("ogdm.png", "adm.png", "edm.png", "figures/fig1.png", "adm/flags.json"):
+    for name in ("ogdm.png", "adm.png", "edm.png", "ldm.png", "figures/fig1.png", "adm/flags.json"):
         assert (out / name).is_file(), sorted(out.rglob("*"))
     assert len(list((out / "adm" / "grids").glob("*.png"))) == 2 == len(list((out / "edm" / "grids").glob("*.png")))
     assert {p.parent.name for p in out.glob("ogdm/snapshot-*/unet")} == {"snapshot-000001", "snapshot-000002"}
-    assert done.stdout.count("  FID ") == 2 + 2 + 2  # snapshots of each
+    assert done.stdout.count("  FID ") == 4 * 2  # snapshots of each
     assert "D: light" in done.stdout
 
 
