@@ -12,7 +12,7 @@ from run.provenance import cores
 from . import check, paper, plan, table
 from .flags import ASSEMBLED, parse, portable
 from .jobs import chain
-from .rows import Options, Planner, Row, select_rows
+from .rows import Options, Planner, Row, no_rows, select_rows
 from .scale import get_scale
 from .workflow import workflow
 
@@ -62,7 +62,7 @@ def command(args: argparse.Namespace, typed: str) -> int:
     layout = options.table
     if args.list:
         if not layout.names:
-            print(f"Table {options.number} has no rows at scale {options.scale.name}")
+            print(no_rows(options.number))
         for name in layout.names:
             cells = layout.select(name)
             there = [c for c in cells if c.fid is not None or options.scale.controls or layout.ours]

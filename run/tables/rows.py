@@ -15,7 +15,7 @@ from run.presets import Preset, get_preset
 
 from . import datasets, paper
 from .jobs import Job, chain, training_settings
-from .scale import CLASSIFIER, Scale
+from .scale import CLASSIFIER, SCALES, Scale
 
 GUIDE_NFE = 35
 
@@ -78,6 +78,12 @@ class Row:
         return chain(self.scores.values(), pending)
 
 
+def no_rows(number: int) -> str:
+    """Says at which scales the table has rows."""
+    scales = [scale.name for scale in SCALES.values() if scale.table(number).names]
+    return f"Table {number} has no rows at this scale, only at --scale {', '.join(scales)}"
+
+
 def select_rows(table: paper.Table, patterns: Sequence[str]) -> tuple[list[str], list[str]]:
     """(names of rows in the table's order, what is wrong with the patterns)."""
     chosen, problems = set(), []
@@ -87,7 +93,7 @@ def select_rows(table: paper.Table, patterns: Sequence[str]) -> tuple[list[str],
         if not found:
             near = difflib.get_close_matches(pattern, table.names, 4, 0.5) or table.names
             words = f"has no row {pattern!r}; near are {', '.join(near)}"
-            problems.append(f"--rows: Table {table.number} {words if near else 'has no rows here'}")
+            problems.append(f"--rows: Table {table.number} {words}" if near else no_rows(table.number))
     return [name for name in table.names if name in chosen], problems
 
 
