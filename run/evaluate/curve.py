@@ -26,13 +26,13 @@ def drawn(model: Path, file: Path, reference: Source, evaluator: Any, args: argp
 
 
 def snapshots(pattern: Path) -> list[tuple[int, Path]]:
-    """The files or folders that match, by the number that their name ends with; LDM's last.ckpt has none."""
+    """The files or folders that match, by the last whole number in their name; LDM's last.ckpt has none."""
     root = Path(pattern.anchor or ".")
     found = []
     for path in root.glob(str(pattern.relative_to(pattern.anchor))):
         if path.match("last*.ckpt"):
             continue
-        numbers = re.findall(r"\d+", path.name)
+        numbers = re.findall(r"(?<!\d)(?<!\d\.)\d+(?!\d|\.\d)", path.name)  # no decimals, such as an average's
         if not numbers:
             raise ValueError(f"{path} has no number in its name; give a pattern of snapshots, such as 'RUN/*snapshot*'")
         backbone_of(path)  # refuses what cannot be sampled
