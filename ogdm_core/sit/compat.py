@@ -3,6 +3,7 @@
 import argparse
 import functools
 import importlib.util
+import inspect
 import os
 import sys
 import types
@@ -173,9 +174,8 @@ def resize(sizes: dict[str, int]) -> None:
     """Makes upstream build its models with these sizes in place of their own."""
     import models
 
-    if sizes:
-        own = models.SiT
-        models.SiT = lambda **usual: own(**usual | sizes)
+    own = inspect.unwrap(models.SiT)
+    models.SiT = functools.wraps(own, updated=())(lambda **usual: own(**usual | sizes)) if sizes else own
 
 
 # ---- packages that may be absent ------------------------------------------------------------------
