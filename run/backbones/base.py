@@ -29,6 +29,7 @@ class Backbone(ABC):
     """One native codebase."""
 
     name: str  # as in ogdm_core/NAME, and the extra that installs its packages
+    title = ""  # in print, where it is not the name in capitals
     folder: str  # in third_party
     script: str  # the trainer, in its folder
     packages: tuple[str, ...]  # that must be importable

@@ -31,6 +31,7 @@ class Sit(Torchrun):
     """Several processes by torchrun. It makes a folder of its own below --results-dir."""
 
     name = "sit"
+    title = "SiT"
     folder = "SiT"
     script = "train.py"
     packages = ("timm", "torchdiffeq", "diffusers")
