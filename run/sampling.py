@@ -149,6 +149,6 @@ def open_network(
         return Model(str(path), device)
     if problem := backbone.not_ready(third_party):
         raise ValueError(problem)
-    if native and not backbone.needs_flags:
+    if native and not backbone.takes_flags:
         raise ValueError(f"--native: {backbone.name}'s checkpoints hold their network's flags; leave it out")
     return backbone.network(path, third_party, native, device or device_here())

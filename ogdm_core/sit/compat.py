@@ -3,6 +3,7 @@
 import argparse
 import functools
 import importlib.util
+import inspect
 import os
 import sys
 import types
@@ -15,6 +16,8 @@ from .. import checkpoints, trust, vision
 from ..cpu import device, run_ddp_without_device_ids, start_gloo_for_nccl
 
 __all__ = ["autoencoder", "cuda_or_not", "device", "find_model", "install", "tiny"]  # the patches'
+
+SCALE = 0.18215  # upstream's, of latents
 
 
 @functools.cache
@@ -50,15 +53,39 @@ def find_model(upstream: Any) -> Any:
     """Upstream's function from a checkpoint's name to its weights, which reads local files without running code."""
 
     def found(name: str) -> Any:
-        return weights(name) if os.path.isfile(name) else upstream(name)
+        return weights(checkpoint(name) if os.path.isfile(name) else upstream(name))
 
     return found
 
 
-def weights(path: str) -> dict[str, torch.Tensor]:
+class Weights(dict[str, torch.Tensor]):
+    """A state dict, and the flags that it was trained with, as far as its file says."""
+
+    flags: dict[str, Any]
+
+
+def weights(read: dict[str, Any]) -> Weights:
     """The EMA's weights of a checkpoint of upstream's trainer, or the weights that a released file is."""
-    read = checkpoint(path)
-    return read.get("ema", read)
+    found = Weights(read.get("ema", read))
+    found.flags = dict(vars(read["args"])) if isinstance(read.get("args"), argparse.Namespace) else {}
+    return found
+
+
+def heads(state: Weights) -> int | None:
+    """The attention heads of a network, which its weights do not show; None where they are not known."""
+    return state.flags.get("num_heads", HEADS.get(state["pos_embed"].shape[-1]))
+
+
+def load(network: Any, state: Weights, where: str, advice: str) -> None:
+    """Loads weights; ends the program for those of another network."""
+    try:
+        network.load_state_dict(state)
+        there = heads(state)
+        why = f"num_heads: {there} there, {network.num_heads} here" if there not in (None, network.num_heads) else ""
+    except (RuntimeError, AttributeError, TypeError) as error:
+        why = str(error).strip().splitlines()[-1].strip()
+    if why:
+        raise SystemExit(f"error: {where} is of another network ({why}); give {advice}")
 
 
 def checkpoint(path: str) -> dict[str, Any]:
@@ -68,7 +95,7 @@ def checkpoint(path: str) -> dict[str, Any]:
             read = trust.load(path, map_location="cpu", weights_only=True)
     except (OSError, ValueError, trust.RefusedError) as error:
         raise SystemExit(f"error: {error}") from error
-    if not isinstance(read, dict):
+    if not isinstance(read, dict) or not isinstance(read.get("ema", read), dict):
         raise SystemExit(f"error: {path} holds a {type(read).__name__}, no weights of SiT")
     return read
 
@@ -90,7 +117,7 @@ class autoencoder:  # noqa: N801  stands in for a class that upstream calls by i
             raise SystemExit(f"error: --vae: {name} is no autoencoder that can be had ({error})") from error
         if vae.config.latent_channels != 4 or 2 ** (len(vae.config.block_out_channels) - 1) != 8:
             raise SystemExit(f"error: --vae: {name} does not make latents of 4 channels at an eighth of the size")
-        return vae
+        return vae.requires_grad_(False)  # gloo gathers upstream's samples only without gradients
 
 
 class Pixels(torch.nn.Module):
@@ -98,7 +125,7 @@ class Pixels(torch.nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.scale = torch.nn.Parameter(torch.tensor(1 / 0.18215), requires_grad=False)  # upstream's, undone
+        self.scale = torch.nn.Parameter(torch.tensor(1 / SCALE), requires_grad=False)
 
     def encode(self, x: torch.Tensor) -> Any:
         """Images [N, 3, 8h, 8w] -> an object with `latent_dist`, of [N, 4, h, w] without spread."""
@@ -116,6 +143,7 @@ class Pixels(torch.nn.Module):
 
 
 SIZES = ("depth", "hidden_size", "num_heads")  # in place of a model's
+HEADS = {384: 6, 768: 12, 1024: 16, 1152: 16}  # of upstream's models, by their hidden size
 
 
 def tiny(parser: argparse.ArgumentParser) -> None:
@@ -134,20 +162,20 @@ def tiny(parser: argparse.ArgumentParser) -> None:
             parser.error(f"--image-size: {namespace.image_size} is not allowed; give a multiple of 8")
         own = {name: vars(namespace).pop(name) for name in SIZES}
         given = {name: value for name, value in own.items() if value is not None}
-        if given:
-            resize(namespace.model, given)
+        if "num_heads" in given:
+            namespace.num_heads = given["num_heads"]  # upstream keeps its flags in a checkpoint
+        resize(given)
         return namespace, rest
 
     parser.parse_known_args = parse_and_size
 
 
-def resize(model: str, sizes: dict[str, int]) -> None:
-    """Makes upstream's table of models build this one with other sizes."""
+def resize(sizes: dict[str, int]) -> None:
+    """Makes upstream build its models with these sizes in place of their own."""
     import models
 
-    patch = int(model.rpartition("/")[2])
-    usual = {"depth": 12, "hidden_size": 384, "num_heads": 6}  # of the S-sized ones
-    models.SiT_models[model] = functools.partial(models.SiT, patch_size=patch, **usual | sizes)
+    own = inspect.unwrap(models.SiT)
+    models.SiT = functools.wraps(own, updated=())(lambda **usual: own(**usual | sizes)) if sizes else own
 
 
 # ---- packages that may be absent ------------------------------------------------------------------

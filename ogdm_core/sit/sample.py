@@ -1,6 +1,7 @@
 """Few-step sampling in willisma/SiT: what the patched sample_ddp.py calls."""
 
 import argparse
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ from .. import fewstep
 from ..guidance import guided_evaluations
 from ..samplers import sample
 from . import compat
-from .train import make_eps_fn, schedule_of
+from .train import edge_of, make_eps_fn, schedule_of
 
 __all__ = ["add_arguments", "fitting", "sampler"]  # the patch's
 OWN = ("num_sampling_steps", "sampling_method", "atol", "rtol", "diffusion_form", "diffusion_norm", "last_step",
@@ -42,21 +43,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def fitting(model: Any, weights: dict[str, Tensor]) -> Any:
+def fitting(model: Any, state: compat.Weights) -> Any:
     """The network for these weights: upstream trains twice the output channels, and samples its own without them."""
     linear: Any = model.final_layer.linear
     name = "final_layer.linear.weight"
-    if name in weights and len(weights[name]) == 2 * linear.out_features:
+    if name in state and len(state[name]) == 2 * linear.out_features:
         model.learn_sigma, model.out_channels = True, 2 * model.out_channels
         model.final_layer.linear = torch.nn.Linear(linear.in_features, 2 * linear.out_features).to(linear.weight.device)
-    try:
-        model.load_state_dict(weights)
-    except (RuntimeError, TypeError) as error:
-        why = str(error).strip().splitlines()[-1].strip()
-        raise SystemExit(
-            f"error: --ckpt: it is of another network ({why}); give its --model and --image-size"
-        ) from error
+    compat.load(model, state, "--ckpt: it", "its --model, --image-size and --num-heads")
     return model
+
+
+def built(state: compat.Weights, num_heads: int) -> Any:
+    """Upstream's network of the size of these weights."""
+    import models
+
+    (rows, width), patch = state["y_embedder.embedding_table.weight"].shape, state["x_embedder.proj.weight"].shape[-1]
+    depth = len({name.split(".")[1] for name in state if name.startswith("blocks.")})
+    return fitting(models.SiT(
+        input_size=patch * math.isqrt(state["pos_embed"].shape[1]), patch_size=patch, hidden_size=width, depth=depth,
+        num_heads=num_heads, num_classes=rows - 1, learn_sigma=False,
+    ), state)  # fmt: skip
 
 
 def sampler(upstream: Callable[..., Any], args: argparse.Namespace) -> Callable[..., Any]:
@@ -74,7 +81,7 @@ def sampler(upstream: Callable[..., Any], args: argparse.Namespace) -> Callable[
 
     def few_steps(z: Tensor, network: Callable[..., Tensor], **cond: Any) -> list[Tensor]:
         cond["y"] = cond["y"].clamp(max=args.num_classes)  # upstream's null class is always 1000
-        eps_fn = make_eps_fn(network, schedule, args.prediction)
+        eps_fn = make_eps_fn(network, schedule, args.prediction, edge_of(args))
         return [sample(lambda x, t: eps_fn(x, t, cond), z, schedule, **fewstep.solver_of(vars(args)), eta=eta)]
 
     return few_steps

@@ -55,9 +55,16 @@ def to_eps(output: Tensor, x_t: Tensor, t: Tensor, schedule: RectifiedFlow, pred
     return (x_t - a * output) / (a + b)
 
 
-def make_eps_fn(network: Callable[..., Tensor], schedule: RectifiedFlow, prediction: str) -> Callable[..., Tensor]:
+def edge_of(args: argparse.Namespace) -> float:
+    """How far from 0 and 1 the times of a training stay, as upstream understands its flags."""
+    own = 1e-3 if args.train_eps is None else args.train_eps
+    return 0.0 if args.prediction == "velocity" else own
+
+
+def make_eps_fn(
+    network: Callable[..., Tensor], schedule: RectifiedFlow, prediction: str, edge: float
+) -> Callable[..., Tensor]:
     """The network as eps(x [N, C, H, W], t [N], cond), asked within the times of its training."""
-    edge = 0.0 if prediction == "velocity" else 1e-3  # upstream's train_eps, where none is given
 
     def eps_fn(x: Tensor, t: Tensor, cond: dict[str, Any]) -> Tensor:
         return to_eps(network(x, (1 - t).clamp(edge, 1 - edge), **cond), x, t, schedule, prediction)
@@ -105,6 +112,7 @@ class Run:
         self.state = compat.checkpoint(self.resumed) if self.resumed else {}
         self.ours = _read(self.resumed) if self.resumed and self.config is not None else {}
         self.done = self._steps_done()
+        self.batch = compat.weights(self.state).flags.get("global_batch_size", args.global_batch_size)  # of those steps
         self.seeded: Seeded | None = None
         self.saved = self.resumed
         self.ema: torch.nn.Module | None = None
@@ -123,25 +131,27 @@ class Run:
         file = self.resumed or self.init
         if file is None:
             return
-        state = self.state or compat.checkpoint(file)
-        flag = "--ckpt" if self.resumed else "--init"
-        saved = vars(state["args"]) if isinstance(state.get("args"), argparse.Namespace) else {}
-        if differ := format_differences(differences(saved, {name: getattr(self.args, name) for name in FIXED})):
-            raise SystemExit(
-                f"error: {flag}: {file} is of another network ({differ}); give the flags it was trained with"
-            )
-        average = state.get("ema", state)
-        for network, weights in ((model, state["model"] if self.resumed else average), (ema, average)):
-            try:
-                network.load_state_dict(weights)
-            except (RuntimeError, AttributeError, TypeError) as error:
-                why = str(error).strip().splitlines()[-1].strip()
-                raise SystemExit(f"error: {flag}: {file} is of another network ({why})") from error
+        state, flag = self.state or compat.checkpoint(file), "--ckpt" if self.resumed else "--init"
+        average, advice = compat.weights(state), "the flags it was trained with"
+        here = {name: getattr(self.args, name) for name in FIXED}
+        if differ := format_differences(differences(average.flags, here)):
+            raise SystemExit(f"error: {flag}: {file} is of another network ({differ}); give {advice}")
+        own = compat.weights(state | {"ema": state["model"]}) if self.resumed else average
+        for network, weights in ((model, own), (ema, average)):
+            compat.load(network, weights, f"{flag}: {file}", advice)
         print_once(f"OGDM: the weights are those of {file}")
 
     def average(self, ema: torch.nn.Module) -> None:
-        """Puts the average of --ckpt back, which upstream has just replaced by the network's weights."""
-        self.ema = ema
+        """Puts the average of --ckpt back, which upstream has just replaced by the network's weights.
+
+        Upstream samples it with labels below 1000, and 1000 for none: a network of fewer classes takes its own.
+        """
+        self.ema, classes = ema, self.args.num_classes
+        if classes < 1000:
+            embedder: Any = ema.y_embedder
+            embedder.register_forward_pre_hook(
+                lambda _, args: (torch.where(args[0] == 1000, classes, args[0] % classes), *args[1:])
+            )
         if self.resumed:
             ema.load_state_dict(self.state["ema"])
             self.state = {}
@@ -169,25 +179,31 @@ class Run:
         """Upstream's sampler, from the place in the data where --ckpt stood."""
         if self.seeded is not None:
             self.seeded.sampler = sampler
-        batch = self.args.global_batch_size // world()
-        self.per_epoch = len(sampler) // batch
+        batches = [b // world() for b in (self.args.global_batch_size, self.batch)]
+        self.per_epoch, before = (len(sampler) // batch for batch in batches)
         if self.per_epoch == 0:
             raise SystemExit(f"error: --global-batch-size: {self.args.global_batch_size} is more than the images")
-        return Resumed(sampler, batch, *divmod(self.done, self.per_epoch)) if self.done else sampler
+        if not self.done:
+            return sampler
+        epoch, done = divmod(self.done, max(before, 1))
+        if self.batch != self.args.global_batch_size:
+            print_once(f"OGDM: --global-batch-size was {self.batch}; the run goes on behind {done * self.batch} images "
+                       f"of epoch {epoch}")  # fmt: skip
+        return Resumed(sampler, epoch, done * batches[1])
 
     def observe(self, model: Any, transport: Any) -> None:
         """Builds the observer, with its state of --ckpt, and lets it see each loss that `transport` computes."""
         if self.config is None:
             return
-        self.model, self.transport = model, transport
+        self.model = model
         self.schedule = schedule_of(self.args.path_type)
         side, device = self.args.image_size // 8, next(model.parameters()).device
         steps = self.per_epoch * self.args.epochs
-        eps_fn = make_eps_fn(model, self.schedule, self.args.prediction)
+        self.eps_fn = make_eps_fn(model, self.schedule, self.args.prediction, edge_of(self.args))
         one = {"y": torch.zeros(1, dtype=torch.long, device=device)}
         self.observer = Observer(
             OGDMConfig.from_mapping(self.config.to_dict()), self.schedule, 4, side, labels=self.args.num_classes,
-            device=device, steps=steps, denoiser=lambda x, t: eps_fn(x, t, one),
+            device=device, steps=steps, denoiser=lambda x, t: self.eps_fn(x, t, one),
         )  # fmt: skip
         print_once(f"OGDM: {self.observer.about_d()}")
         if self.ours:
@@ -220,8 +236,7 @@ class Run:
         self.emission = self.observer.observe(
             x_0=x_1, eps=noise, x_t=network.x, t=t,
             eps_t=to_eps(network.output, network.x, t, self.schedule, prediction),
-            eps_fn=make_eps_fn(self.model, self.schedule, prediction), cond=network.kwargs, label=label,
-            rng=network.rng, transition=terms["loss"],
+            eps_fn=self.eps_fn, cond=network.kwargs, label=label, rng=network.rng, transition=terms["loss"],
         )  # fmt: skip
         return terms
 
@@ -298,10 +313,10 @@ class Seeded(Dataset):
 
 
 class Resumed(Sampler):
-    """Upstream's sampler without the epochs and batches that are done."""
+    """Upstream's sampler without the epochs that are done, and without so many of a rank's images in the next one."""
 
-    def __init__(self, sampler: Any, batch: int, epoch: int, batches: int):
-        self.sampler, self.epoch, self.skip = sampler, epoch, batch * batches
+    def __init__(self, sampler: Any, epoch: int, images: int):
+        self.sampler, self.epoch, self.skip = sampler, epoch, images
 
     def set_epoch(self, epoch: int) -> None:
         """As upstream's."""

@@ -62,7 +62,7 @@ class Adm(Backbone):
     samples = "samples_*.npz"
     checkpoint_gb = 1.2
     suffix = ".pt"
-    needs_flags = True
+    takes_flags = True
     # --batch_size is per process; the whole batch is the preset's.
     not_in_key = frozenset({"--data_dir", "--init_checkpoint", "--batch_size", "--resume_checkpoint", "--model_path"})
     trainer_has_seed = False

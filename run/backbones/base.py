@@ -8,6 +8,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ class Backbone(ABC):
     """One native codebase."""
 
     name: str  # as in ogdm_core/NAME, and the extra that installs its packages
+    title = ""  # in print, where it is not the name in capitals
     folder: str  # in third_party
     script: str  # the trainer, in its folder
     packages: tuple[str, ...]  # that must be importable
@@ -42,7 +44,8 @@ class Backbone(ABC):
     samples = ""  # glob of the npz that sampling writes, where it is not samples.npz
     checkpoint_gb: float  # at the paper's size: network, EMA, two moments of Adam, and D with its own
     suffix = ""  # of a file with weights that `network` reads; empty: its own script alone samples them
-    needs_flags = False  # that file does not say what the network is
+    mark = b""  # in those files, where another backbone's have the same suffix
+    takes_flags = False  # `network` heeds flags of its script: that file may not say all of the network
     reads_urls = False  # its scripts download a checkpoint that is an URL
 
     presets: tuple[Preset, ...] = ()  # of a codebase that is not in the paper
@@ -237,3 +240,65 @@ class Torchrun(Backbone):
         if engine.nodes > 1 and not (engine.rendezvous or launch.slurm_nodes()):
             raise ValueError("--nodes: outside of Slurm say where the nodes meet, --rendezvous HOST:29400, and run the "
                              "same command on each of them")  # fmt: skip
+
+
+class Dnnlib(Torchrun):
+    """NVlabs' EDM and EDM2, whose scripts and files are alike."""
+
+    packages = ("click", "psutil")
+    joined = True
+    model = "model.pkl"
+    weights = "network-snapshot-*.pkl"
+    checkpoint = "training-state-*.pt"
+    observed_checkpoint = "ogdm-state-*.pt"
+    suffix = ".pkl"
+    reads_urls = True
+    lacks = ("stochastic",)
+    generator: tuple[str, str]  # the sampling script, and its flag for the weights
+
+    def sampling(
+        self, preset: Preset, model: str, out: Path, sampler: str, nfe: int, images: int, seed: int
+    ) -> tuple[str, Flags]:
+        """It has one discretisation, and one seed per image."""
+        script, network = self.generator
+        return script, {
+            network: model, "--outdir": f"{out}/images", "--subdirs": None,
+            "--seeds": f"{seed * images}-{(seed + 1) * images - 1}", "--sampler": sampler, "--nfe": nfe,
+            "--batch": 250, "--npz": f"{out}/samples.npz",
+        }  # fmt: skip
+
+    def small_sampling(self, scale: str, size: int, images: int) -> Flags:
+        return {} if scale == "smoke" else {"--batch": 500}
+
+    def network(self, weights: Path, third_party: Path, native: Sequence[str], device: str) -> "Network":
+        """As the patched script samples: in double precision, and decoded by the snapshot's encoder if it has one."""
+        import torch
+
+        from ogdm_core.checkpoints import reading
+        from run.sampling import Network
+
+        pickle = self.pickle(third_party)
+        from ogdm_core.denoiser import SIGMA_MAX, SIGMA_MIN, make_eps_fn
+        from ogdm_core.schedule import KarrasVE
+
+        with reading(weights, f"give a {self.weights}"), weights.open("rb") as file:
+            snapshot = pickle.load(file)
+            net, encoder = snapshot["ema"].to(device), snapshot.get("encoder")
+
+        def eps_of(label: "Tensor | None") -> Any:
+            return make_eps_fn(net, None if label is None else torch.eye(net.label_dim, device=device)[label])
+
+        def decode(x: "Tensor") -> "Tensor":
+            return encoder.decode(x) / 127.5 - 1 if encoder else x
+
+        low, high = getattr(net, "sigma_min", 0), getattr(net, "sigma_max", SIGMA_MAX)
+        schedule = KarrasVE(max(SIGMA_MIN, low), min(SIGMA_MAX, high))
+        shape = (net.img_channels, net.img_resolution, net.img_resolution)
+        return Network(schedule, shape, eps_of, device, net.label_dim, decode, torch.float64)
+
+    def pickle(self, third_party: Path) -> Any:
+        """A pickle module that knows upstream's classes and refuses code."""
+        self.put_on_path(third_party)
+        compat = import_module(f"ogdm_core.{self.name}.compat")
+        compat.install()
+        return compat.careful_pickle

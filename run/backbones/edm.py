@@ -2,21 +2,19 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from run import launch
 from run.launch import Command, Engine
 from run.presets import Preset
 
-from .base import PYTHON, Flags, Torchrun
+from .base import PYTHON, Dnnlib, Flags
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from run.sampling import Network
 
 PRETRAINED = "https://nvlabs-fi-cdn.nvidia.com/edm/pretrained/edm-cifar10-32x32-{}-vp.pkl"
 DUMPS = 20  # checkpoints per training; upstream's, every 25M images, come too seldom to resume
@@ -31,22 +29,14 @@ SMALL = {
 CONSTRUCTOR = "constructor"  # of a packed network: [class, arguments, keyword arguments]
 
 
-class Edm(Torchrun):
+class Edm(Dnnlib):
     """Several processes by torchrun."""
 
     name = "edm"
     folder = "edm"
     script = "train.py"
-    packages = ("click", "psutil")
-    joined = True
-    model = "model.pkl"
-    weights = "network-snapshot-*.pkl"
-    checkpoint = "training-state-*.pt"
-    observed_checkpoint = "ogdm-state-*.pt"
     checkpoint_gb = 1.2
-    suffix = ".pkl"
-    reads_urls = True
-    lacks = ("stochastic",)
+    generator = ("generate.py", "--network")
     not_in_key = frozenset({"--outdir", "--data", "--transfer", "--resume", "--network", "--npz", "--guide",
                             "--snap", "--dump"})  # fmt: skip
     small_images: Mapping[str, tuple[int, int]] = {"smoke": (200, 1000), "cpu": (64, 3_125 * 64),  # it counts thousands
@@ -67,37 +57,6 @@ class Edm(Torchrun):
             released = PRETRAINED.format("cond" if preset.conditional else "uncond")
             flags |= {"--transfer": init or released, "--lr-rampup": 0}
         return flags
-
-    def sampling(
-        self, preset: Preset, model: str, out: Path, sampler: str, nfe: int, images: int, seed: int
-    ) -> tuple[str, Flags]:
-        """It has one discretisation, and one seed per image."""
-        return "generate.py", {
-            "--network": model, "--outdir": f"{out}/images", "--subdirs": None,
-            "--seeds": f"{seed * images}-{(seed + 1) * images - 1}", "--sampler": sampler, "--nfe": nfe,
-            "--batch": 250, "--npz": f"{out}/samples.npz",
-        }  # fmt: skip
-
-    def network(self, weights: Path, third_party: Path, native: Sequence[str], device: str) -> "Network":
-        """As the patched generate.py samples: in double precision."""
-        import torch
-
-        from ogdm_core.checkpoints import reading
-        from run.sampling import Network
-
-        pickle = self._pickle(third_party)
-        from ogdm_core.edm.train import SIGMA_MAX, SIGMA_MIN, make_eps_fn
-        from ogdm_core.schedule import KarrasVE
-
-        with reading(weights, "give a network-snapshot-*.pkl"), weights.open("rb") as file:
-            net = pickle.load(file)["ema"].to(device)
-
-        def eps_of(label: "Tensor | None") -> Any:
-            return make_eps_fn(net, None if label is None else torch.eye(net.label_dim, device=device)[label])
-
-        schedule = KarrasVE(max(SIGMA_MIN, net.sigma_min), min(SIGMA_MAX, net.sigma_max))
-        shape = (net.img_channels, net.img_resolution, net.img_resolution)
-        return Network(schedule, shape, eps_of, device, net.label_dim, dtype=torch.float64)
 
     def resumed(self, command: Command, folder: Path) -> Command | None:
         """Upstream, resumed after its end, would train one batch more and replace the final model."""
@@ -125,12 +84,9 @@ class Edm(Torchrun):
         flags = SMALL[scale] | ({"--lr": rate} if scale != "smoke" else {})
         return flags | ({"--lr-rampup": 0.01, "--ema": 0.05} if scale == "cifar10" and not init else {})
 
-    def small_sampling(self, scale: str, size: int, images: int) -> Flags:
-        return {} if scale == "smoke" else {"--batch": 500}
-
     def pack(self, checkpoint: Path, third_party: Path) -> tuple[dict[str, "Tensor"], dict[str, str]]:
         """The network `ema` of a snapshot; its constructor's arguments are kept beside the weights."""
-        pickle = self._pickle(third_party)
+        pickle = self.pickle(third_party)
         with checkpoint.open("rb") as file:
             net = pickle.load(file)["ema"]
         made = [type(net).__name__, list(net.init_args), dict(net.init_kwargs)]
@@ -138,7 +94,7 @@ class Edm(Torchrun):
 
     def unpack(self, state: dict[str, "Tensor"], kept: dict[str, str], checkpoint: Path, third_party: Path) -> None:
         """A snapshot, which --transfer reads."""
-        pickle, net = self._pickle(third_party), self.build(state, kept, third_party)
+        pickle, net = self.pickle(third_party), self.build(state, kept, third_party)
         from ogdm_core.files import atomic_write
 
         with atomic_write(checkpoint) as file:
@@ -146,21 +102,13 @@ class Edm(Torchrun):
 
     def build(self, state: dict[str, "Tensor"], kept: dict[str, str], third_party: Path):
         """The network whose weights and constructor `pack` returned."""
-        self._pickle(third_party)
+        self.pickle(third_party)
         from training import networks
 
         name, args, keywords = json.loads(kept[CONSTRUCTOR])
         net = getattr(networks, name)(*args, **keywords).eval().requires_grad_(False)
         net.load_state_dict(state)
         return net
-
-    def _pickle(self, third_party: Path):
-        """A pickle module that knows upstream's classes and refuses code."""
-        self.put_on_path(third_party)
-        from ogdm_core.edm import compat
-
-        compat.install()
-        return compat.careful_pickle
 
 
 BACKBONE = Edm()

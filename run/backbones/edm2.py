@@ -8,7 +8,7 @@ from run import launch
 from run.launch import Command, Engine
 from run.presets import Preset
 
-from .base import Flags, Torchrun
+from .base import Dnnlib, Flags
 
 MI = 1 << 20  # upstream counts images in powers of two
 RELEASED = "https://nvlabs-fi-cdn.nvidia.com/edm2/posthoc-reconstructions/edm2-img64-s-1073741-0.075.pkl"
@@ -20,21 +20,15 @@ SMALL = {
 FINETUNE = Preset("imagenet64-edm2-ogdm-ft", "imagenet64", "finetune", 2048, 20 * MI, "euler")
 
 
-class Edm2(Torchrun):
+class Edm2(Dnnlib):
     """Several processes by torchrun. The same command again continues a run."""
 
     name = "edm2"
     folder = "edm2"
     script = "train_edm2.py"
-    packages = ("click", "psutil")
-    joined = True
-    model = "model.pkl"
-    weights = "network-snapshot-*.pkl"
-    checkpoint = "training-state-*.pt"
-    observed_checkpoint = "ogdm-state-*.pt"
     checkpoint_gb = 5.6  # 280 million weights: network, two EMAs, two moments of Adam
-    reads_urls = True
-    lacks = ("stochastic",)
+    mark = b"MPConv"  # a class in the source that its networks bring
+    generator = ("generate_images.py", "--net")
     not_in_key = frozenset({"--outdir", "--data", "--transfer", "--net", "--npz", "--snapshot", "--checkpoint"})
     presets = (
         Preset("imagenet64-edm2-baseline", "imagenet64", "baseline", 2048, 1024 * MI),
@@ -56,16 +50,6 @@ class Edm2(Torchrun):
             flags |= {"--transfer": init or RELEASED, "--lr": LAST_RATE, "--decay": 0, "--lr-rampup": 0}
         return flags
 
-    def sampling(
-        self, preset: Preset, model: str, out: Path, sampler: str, nfe: int, images: int, seed: int
-    ) -> tuple[str, Flags]:
-        """It has one discretisation, and one seed per image."""
-        return "generate_images.py", {
-            "--net": model, "--outdir": f"{out}/images", "--subdirs": None,
-            "--seeds": f"{seed * images}-{(seed + 1) * images - 1}", "--sampler": sampler, "--nfe": nfe,
-            "--batch": 250, "--npz": f"{out}/samples.npz",
-        }  # fmt: skip
-
     def resumed(self, command: Command, folder: Path) -> Command | None:
         """Upstream continues by itself, and ends with an error where nothing is left."""
         last = launch.newest(folder, self.checkpoint, True)
@@ -82,9 +66,6 @@ class Edm2(Torchrun):
         if scale != "smoke":
             flags |= {"--lr": f"{10 * float(rate):g}", "--lr-rampup": 0 if init else 0.01}
         return flags
-
-    def small_sampling(self, scale: str, size: int, images: int) -> Flags:
-        return {} if scale == "smoke" else {"--batch": 500}
 
 
 BACKBONE = Edm2()

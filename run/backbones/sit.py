@@ -1,14 +1,21 @@
 """willisma/SiT."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from run import launch
 from run.launch import Command, Engine
 from run.presets import Preset
 
 from .base import Flags, Torchrun
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ogdm_core.solvers import EpsFn
+    from run.sampling import Network
 
 IMAGENET = 1_281_167  # images; upstream counts epochs
 FINETUNE = Preset("imagenet256-sit-ogdm-ft", "imagenet256", "finetune", 256, 4 * IMAGENET, "euler")
@@ -24,6 +31,7 @@ class Sit(Torchrun):
     """Several processes by torchrun. It makes a folder of its own below --results-dir."""
 
     name = "sit"
+    title = "SiT"
     folder = "SiT"
     script = "train.py"
     packages = ("timm", "torchdiffeq", "diffusers")
@@ -32,6 +40,9 @@ class Sit(Torchrun):
     checkpoint = "*/checkpoints/[0-9]*.pt"
     observed_checkpoint = "*/checkpoints/ogdm-*.pt"
     samples = "*.npz"
+    suffix = ".pt"
+    mark = b"y_embedder"  # a part of the network
+    takes_flags = True
     checkpoint_gb = 11.0  # 675 million weights: network, EMA, two moments of Adam
     not_in_key = frozenset({"--data-path", "--results-dir", "--init", "--ckpt", "--latents", "--sample-dir"})
     mirrors = True
@@ -61,6 +72,37 @@ class Sit(Torchrun):
             "ODE": None, **NETWORK, "--ckpt": model, "--sample-dir": out, "--num-fid-samples": images,
             "--global-seed": seed, "--per-proc-batch-size": 32, "--sampler": sampler, "--nfe": nfe,
         }  # fmt: skip
+
+    def network(self, weights: Path, third_party: Path, native: Sequence[str], device: str) -> "Network":
+        """As the patched sample_ddp.py samples, without guidance; `native` is for what the file does not say."""
+        self.put_on_path(third_party)
+        from ogdm_core.sit import compat
+
+        compat.install()
+        from ogdm_core.cli import Parser
+        from ogdm_core.sit.sample import built
+        from ogdm_core.sit.train import edge_of, make_eps_fn, schedule_of
+        from run.sampling import Network
+
+        state = compat.weights(compat.checkpoint(str(weights)))
+        parser = Parser(prog="SiT's network")
+        for name, usual in {"path_type": "Linear", "prediction": "velocity", "vae": "ema"}.items():
+            parser.add_argument(f"--{name.replace('_', '-')}", default=state.flags.get(name, usual))
+        parser.add_argument("--train-eps", type=float, default=state.flags.get("train_eps"))
+        parser.add_argument("--num-heads", type=int, default=compat.heads(state))
+        args = parser.parse_args(native)
+        if args.num_heads is None:
+            raise ValueError(f"{weights} does not say how many attention heads it has: give --native '--num-heads N'")
+        net, schedule = built(state, args.num_heads).to(device).eval(), schedule_of(args.path_type)
+        vae = compat.autoencoder.from_pretrained(f"stabilityai/sd-vae-ft-{args.vae}").to(device)
+        eps_fn = make_eps_fn(net, schedule, args.prediction, edge_of(args))
+
+        def eps_of(label: "Tensor | None") -> "EpsFn":
+            return lambda x, t: eps_fn(x, t, {"y": label})
+
+        side = net.x_embedder.img_size[0]
+        return Network(schedule, (net.in_channels, side, side), eps_of, device, net.y_embedder.num_classes,
+                       decode=lambda z: vae.decode(z / compat.SCALE).sample)  # fmt: skip
 
     def resumed(self, command: Command, folder: Path) -> Command | None:
         observed = "--ogdm" in command.flags

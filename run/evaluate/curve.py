@@ -26,14 +26,15 @@ def drawn(model: Path, file: Path, reference: Source, evaluator: Any, args: argp
 
 
 def snapshots(pattern: Path) -> list[tuple[int, Path]]:
-    """The files or folders that match, by the number that their name ends with; LDM's last.ckpt has none, and a
+    """The files or folders that match, by the last whole number in their name; LDM's last.ckpt has none, and a
     checkpoint that another one took the place of is left out."""
     root = Path(pattern.anchor or ".")
     found = []
     for path in root.glob(str(pattern.relative_to(pattern.anchor))):
         if path.match("last*.ckpt") or path.match("*.previous.*"):
             continue
-        numbers = re.findall(r"\d+", re.sub(r"-v\d+$", "", path.stem))  # -v1: Lightning found the name taken
+        name = re.sub(r"-v\d+$", "", path.stem)  # -v1: Lightning found the name taken
+        numbers = re.findall(r"(?<!\d)(?<!\d\.)\d+(?!\d|\.\d)", name)  # no decimals, such as an average's
         if not numbers:
             raise ValueError(f"{path} has no number in its name; give a pattern of snapshots, such as 'RUN/*snapshot*'")
         backbone_of(path)  # refuses what cannot be sampled

@@ -65,7 +65,7 @@ def parser() -> argparse.ArgumentParser:
         help="draws those N images, and a model's samples (default: %(default)s)")
     add("--save-statistics", type=Path, metavar="NPZ", help="write the reference's, to be used as a REFERENCE later")
     add("--curve", type=Path, metavar="PNG",
-        help="SAMPLES is a pattern of snapshots of ADM, EDM, LDM or diffusers, in quotes, such as 'RUN/*snapshot*': "
+        help="SAMPLES is a pattern of snapshots of a backbone or diffusers, in quotes, such as 'RUN/*snapshot*': "
         "sample and score each, and draw FID over the number in its name; scores are kept in --cache")
     add("--json", type=Path, metavar="FILE", help="write the numbers, the command, versions and the commit")
     # fmt: on

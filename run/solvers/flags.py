@@ -2,8 +2,8 @@
 and scores each by FID and recall. With two models, as a control and its OGDM, it also compares the best
 cell of one with the best of the other.
 
-A MODEL is a folder in diffusers' format, or a checkpoint: EDM's .pkl, ADM's .pt, LDM's .ckpt. REFERENCE
-and the feature net are those of run/evaluate.sh. docs/solvers.md says how to read the result."""
+A MODEL is a folder in diffusers' format, or a checkpoint: .pkl of EDM or EDM2, .pt of ADM or SiT, LDM's
+.ckpt. REFERENCE and the feature net are those of run/evaluate.sh. docs/solvers.md says how to read the result."""
 
 import argparse
 import shlex
@@ -46,8 +46,8 @@ def parser() -> argparse.ArgumentParser:
     add("--search", type=number(int, 0), default=0, metavar="N",
         help="try N time grids for the best solver of each model and NFE, without training and data, and keep the best")
     add("--native", type=shlex.split, default=[], metavar="FLAGS",
-        help="ADM: the network's flags in image_sample.py, in quotes, where flags.json beside the checkpoint does not "
-        "say them")
+        help="ADM, SiT: the network's flags in the sampling script, in quotes, where the checkpoint, or flags.json "
+        "beside it, does not say them")
     add("--features", metavar="NET", help="one feature net of those that run/evaluate.sh takes (default: Inception)")
     add("--weights", type=Path, metavar="FILE", help="Inception's weights, as in run/evaluate.sh")
     add("--batch", type=number(int, 1), default=256, metavar="N", help="images at once (default: %(default)s)")

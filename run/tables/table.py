@@ -14,6 +14,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from ogdm_core.files import write_json, write_text
+from run import backbones
 from run.figures.style import sampler_name
 from run.provenance import commit, versions
 
@@ -28,7 +29,6 @@ OPEN = "–"
 DIGITS = {"fid": 2, "recall": 3}  # as the paper prints them
 DATASETS = {"cifar10": "CIFAR-10", "celeba64": "CelebA", "lsun-church": "LSUN Church",
             "imagenet64": "ImageNet", "imagenet256": "ImageNet"}  # fmt: skip
-BACKBONES = {"sit": "SiT"}  # the others are capitals
 KEPT = ("fid", "recall", "precision", "sfid", "floor", "features", "spectrum", "reference_images", "sample_images")
 CSV = ("row", "dataset", "method", "sampler", "nfe", "status", "fid", "paper_fid", "recall",
        "paper_recall", "reference_images", "sample_images", "failed_job", "title", "fid_sd",
@@ -101,7 +101,8 @@ def _row(options: Options, rows: Sequence[Row], net: int) -> dict[str, Any]:
 def dataset_of(cell: paper.Cell, data: str = "") -> str:
     """As in CIFAR-10 (EDM cond.); `data` takes the paper's place."""
     conditional = " cond." if cell.conditional else ""
-    return f"{data or DATASETS[cell.dataset]} ({BACKBONES.get(cell.backbone, cell.backbone.upper())}{conditional})"
+    title = cell.backbone and (backbones.get(cell.backbone).title or cell.backbone.upper())
+    return f"{data or DATASETS[cell.dataset]} ({title}{conditional})"
 
 
 def failure(pending: list[Job]) -> dict[str, str] | None:

@@ -220,6 +220,26 @@ def test_samples_are_upstreams_where_it_has_the_sampler(sampled):
         assert np.array_equal(npz["arr_0"], pixels(sampled / "heun")) and npz["arr_1"].shape == (8,)
 
 
+def test_a_snapshot_is_opened_as_the_script_samples_it(sampled, runs, patched):
+    """By run/sampling.py, which run/solvers.sh and run/evaluate.sh use; the same noise and labels."""
+    code = """if True:
+        import sys
+        from pathlib import Path
+        import numpy as np
+        import torch
+        from run.sampling import open_network
+        net = open_network(Path(sys.argv[1]), "cpu", third_party=Path(sys.argv[2]))
+        with np.load(sys.argv[3]) as npz:
+            theirs, labels = npz["arr_0"], torch.from_numpy(npz["arr_1"])
+        assert net.classes > labels.unique().numel() > 1
+        net.labels = lambda count: labels
+        noise = [torch.randn(net.shape, generator=torch.Generator().manual_seed(seed)) for seed in range(8)]
+        ours = net.draw(torch.stack(noise), "heun", 7).permute(0, 2, 3, 1).numpy() * 127.5 + 127.5
+        assert np.abs(ours - theirs).max() <= 1
+    """
+    python("-c", code, runs / "ogdm" / SNAPSHOT, patched("edm2").parent, sampled / "heun.npz")
+
+
 def test_wrong_requests_and_hostile_files_are_refused(runs, patched, tmp_path):
     script, net = patched("edm2") / "generate_images.py", runs / "ogdm" / SNAPSHOT
     words = [script, f"--outdir={tmp_path}", "--sampler=heun"]

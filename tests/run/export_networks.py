@@ -60,7 +60,7 @@ def answer(file, net, t, *condition, label=None):
 def edm(kind, third_party, file):
     """A snapshot of EDM's."""
     backbone = backbones.get("edm")
-    backbone._pickle(third_party)
+    backbone.pickle(third_party)
     from training import networks
 
     label_dim, precond, keywords = EDM[kind]

@@ -14,11 +14,14 @@ from run.provenance import ROOT
 
 @pytest.fixture
 def run_folder(tmp_path):
-    """Samples of three snapshots, farther from the reference the later they are, and the reference."""
+    """Samples of three snapshots, farther from the reference the later they are, and the reference.
+
+    Named as EDM2's, whose names end with the length of the average.
+    """
     draw = np.random.default_rng(0)
     for number, level in ((0, 0), (20, 60), (100, 120)):
         images = draw.integers(0, 100, (16, 8, 8, 3)) + level
-        np.savez(tmp_path / f"run2-snapshot-{number}.npz", images.astype(np.uint8))
+        np.savez(tmp_path / f"run2-snapshot-{number}-0.100.npz", images.astype(np.uint8))
     np.savez(tmp_path / "real.npz", draw.integers(0, 100, (40, 8, 8, 3)).astype(np.uint8))
     return tmp_path
 

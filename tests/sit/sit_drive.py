@@ -3,7 +3,8 @@
     python sit_drive.py CLONE CASES.json
 
 A case is [KIND, WORDS]: `train` and `sample` run a patched script with these words; `untouched` runs the main() of an
-untouched train.py with these settings, on a CPU but with nothing else of ours; `checks` compares formulas and labels.
+untouched train.py with these settings, on a CPU but with nothing else of ours; `checks` compares formulas and labels,
+`opened` samples of a checkpoint by run/sampling.py with upstream's.
 An error that ends a script is printed as REFUSED.
 """
 
@@ -40,7 +41,7 @@ def untouched(clone: str, settings: dict) -> None:
         file.write(source)
         file.flush()
         main = runpy.run_path(file.name, run_name="upstream")["main"]
-    compat.resize(settings["model"], sizes)
+    compat.resize(sizes)
     main(argparse.Namespace(**USUAL | settings))
 
 
@@ -53,6 +54,9 @@ def checks() -> None:
     x_1, K = torch.randn(16, 4, 8, 8), 5
     for path, prediction in [(p, q) for p in ("Linear", "GVP") for q in ("velocity", "noise", "score")]:
         transport, schedule = create_transport(path, prediction), train.schedule_of(path)
+        for own in (None, 0.05):
+            edge = train.edge_of(argparse.Namespace(prediction=prediction, train_eps=own))
+            assert create_transport(path, prediction, train_eps=own).train_eps == edge
         time, noise, _ = transport.sample(x_1)
         time = time.clamp(0.01, 0.99)
         _, x_t, v = transport.path_sampler.plan(time, noise, x_1)
@@ -66,7 +70,7 @@ def checks() -> None:
                            class_dropout_prob=0.5).train()  # fmt: skip
         ours = {"init": None, "latents": None, "lr": None, "ema": None, "ogdm": True, "ogdm_d_width": 0.02}
         args = argparse.Namespace(ckpt=None, path_type=path, prediction=prediction, num_classes=K, image_size=64,
-                                  epochs=1, **ours)  # fmt: skip
+                                  epochs=1, train_eps=None, global_batch_size=16, **ours)  # fmt: skip
         run = train.Run(args, None)
         assert vars(args).keys() & {"ogdm", "ogdm_d_width", "init"} == set()
         run.per_epoch = 1
@@ -87,6 +91,26 @@ def checks() -> None:
         assert again.shape == x_1.shape
 
 
+def opened(clone: str, file: str) -> None:
+    """A checkpoint as run/solvers.sh opens it gives upstream's images, for the same noise and labels."""
+    import models
+    from transport import Sampler, create_transport
+
+    from run.sampling import open_network
+
+    network = open_network(Path(file), "cpu", third_party=Path(clone).parent)
+    noise = torch.randn((12, *network.shape), generator=torch.Generator().manual_seed(0))
+    state = compat.checkpoint(file)
+    own = models.SiT(input_size=8, num_classes=10, depth=2, hidden_size=24, num_heads=2)
+    own.load_state_dict(state["ema"])
+    with torch.no_grad():
+        euler = Sampler(create_transport()).sample_ode(sampling_method="euler", num_steps=9)
+        z = euler(noise, own.eval().forward, y=torch.arange(12) % 10)[-1]
+        vae = compat.autoencoder.from_pretrained(f"stabilityai/sd-vae-ft-{state['args'].vae}")
+        theirs = vae.decode(z / 0.18215).sample.clamp(-1, 1)
+    torch.testing.assert_close(network.draw(noise, "euler", 8), theirs, atol=5e-3, rtol=1e-3)
+
+
 def main(clone: str, cases: str) -> None:
     """All cases of a JSON file, in order."""
     sys.path.insert(0, clone)
@@ -105,8 +129,8 @@ def main(clone: str, cases: str) -> None:
         try:
             if kind == "checks":
                 checks()
-            elif kind == "untouched":
-                untouched(clone, words)
+            elif kind in ("untouched", "opened"):
+                globals()[kind](clone, words)
             else:
                 script = {"train": "train.py", "sample": "sample_ddp.py"}[kind]
                 sys.argv = [script, *words]

@@ -108,7 +108,7 @@ def same(a: Path, b: Path, without: str = "results_dir") -> bool:
     ours, theirs = load(a), load(b)
     args = [vars(found.pop("/args")) if "/args" in found else {} for found in (ours, theirs)]
     for found in args:
-        found.pop(without, None)
+        found.pop(without, None), found.pop("num_heads", None)  # a flag of ours, where it was given
     equal = [torch.equal(v, theirs[n]) if isinstance(v, torch.Tensor) else v == theirs[n]
              for n, v in ours.items() if "files" not in n]  # fmt: skip
     return ours.keys() == theirs.keys() and args[0] == args[1] and all(equal)
@@ -127,8 +127,18 @@ def test_a_resumed_run_is_one_that_never_stopped(runs):
         assert same(checkpoints(runs, "resumed") / name, checkpoints(runs, "ogdm") / name), name
 
 
+def test_another_batch_goes_on_at_the_same_image(runs, patched):
+    """Behind two steps of 20 images there are two steps of 10 left in an epoch of 60; six make the next."""
+    case = words(runs, "rebatched", *OGDM, f"--ckpt={checkpoints(runs, 'ogdm') / '0000002.pt'}")
+    said = drive(patched("SiT"), runs, [case[0], [*case[1], "--global-batch-size=10"]])
+    assert "OGDM: --global-batch-size was 20; the run goes on behind 40 images of epoch 0" in said
+    assert sorted(p.name for p in checkpoints(runs, "rebatched").glob("0*"))[-1] == "0000010.pt"
+
+
 def test_two_ranks_stay_together(runs, patched):
-    drive(patched("SiT"), runs, words(runs, "two", *OGDM, "--ogdm-projection=heun"), ranks=2)
+    """They draw upstream's own samples, too, of a network with fewer classes than ImageNet's."""
+    case = words(runs, "two", *OGDM, "--ogdm-projection=heun", "--sample-every=6")
+    assert "Generating EMA samples done." in "".join(drive(patched("SiT"), runs, case, ranks=2))
     assert (checkpoints(runs, "two") / "ogdm-0000006.pt").is_file()
 
 
@@ -165,6 +175,10 @@ def test_a_trained_model_loads_in_untouched_code(runs, pristine):
     env = os.environ | {"PYTHONPATH": f"{pristine('SiT')}{os.pathsep}{ROOT}"}
     done = subprocess.run(command, env=env, capture_output=True, text=True, cwd=runs)
     assert "All keys matched" in done.stdout, done.stderr
+
+
+def test_a_checkpoint_is_opened_as_upstream_samples_it(runs, patched):
+    drive(patched("SiT"), runs, ["opened", str(checkpoints(runs, "ogdm") / "0000006.pt")])
 
 
 def pixels(folder: Path) -> np.ndarray:
@@ -209,18 +223,21 @@ def test_bad_input_is_refused_by_name(runs, patched):
         words(runs, "x", *OGDM, "--path-type=VP"),
         words(runs, "x", f"--init={first}", "--prediction=noise"),
         words(runs, "x", f"--init={first}", "--hidden-size=48"),
+        words(runs, "x", f"--init={first}", "--num-heads=3"),
         words(runs, "x", f"--init={runs / 'bad.pt'}"),
         words(runs, "x", f"--vae={runs / 'other-vae'}", f"--latents={runs / 'latents'}"),
         words(runs, "x", f"--vae={runs / 'none'}"),
         ["train", few],
         ["sample", [*sample, f"--ckpt={first}", "--cfg-scale=2", "--nfe=5"]],
         ["sample", [*sample, f"--ckpt={first}", "--sampling-method=euler"]],
+        ["sample", [*sample, f"--ckpt={first}", "--num-heads=4"]],
     ))  # fmt: skip
     for text in (
         "ogdm-0000002.pt is missing", "VP has no schedule here; give one of Linear, GVP", "prediction: velocity there",
         "is of another network (size mismatch", "bad.pt is damaged, or no checkpoint", "holds latents of another auto",
         "none is no autoencoder that can be had", "has 10 classes, one per folder, and the network 3",
         "5 is not even; give 4 or 6", "--sampling_method steers upstream's own sampler",
+        "num_heads: 2 there, 3 here", "num_heads: 2 there, 4 here",
     ):  # fmt: skip
         assert text in said, (text, said[-4000:])
     assert not (runs / "ran").exists()
