@@ -235,6 +235,59 @@ def at_step(step: int, act) -> type:
     return acting
 
 
+class Files:
+    """Four images, of which the third one is gone."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, i: int) -> int:
+        return i if i != 2 else len((folder.Path("gone") / "c.png").read_bytes())
+
+
+def _file_of(images: Files, i: int) -> str:
+    return f"gone/{'abcd'[i]}.png"
+
+
+WHY = "gone/c.png cannot be read ([Errno 2] No such file or directory: 'gone/c.png')"
+
+
+@pytest.mark.parametrize("workers", [None, "fork", "spawn"])
+def test_a_batch_that_cannot_be_read_ends_the_run_after_its_step(workers, capsys):
+    images = folder.Named(Files(), _file_of)
+    more = {"num_workers": 1, "multiprocessing_context": workers} if workers else {}
+    stop = folder.Stop()
+    batches = folder.Ahead(iter(torch.utils.data.DataLoader(images, **more)), stop, count=2)
+    assert [next(batches).item(), next(batches).item()] == [0, 1] and not stop.together()
+    batches.look()
+    assert stop.together() and stop.failure == WHY
+    with pytest.raises(SystemExit, match="^1$"):
+        stop.leave("at step 1; --resume continues")
+    assert capsys.readouterr().err == f"error: {WHY}; stopped at step 1; --resume continues\n"
+
+
+def test_a_first_batch_that_cannot_be_read_ends_the_run_before_it(capsys):
+    batches = folder.Ahead(map(folder.Named(Files(), _file_of).__getitem__, [2]), folder.Stop())
+    with pytest.raises(SystemExit, match="^1$"):
+        next(batches)
+    assert capsys.readouterr().err == f"error: {WHY}; stopped before the first step\n"
+
+
+def test_rank_0_says_what_another_rank_could_not_read(monkeypatch, capsys):
+    monkeypatch.setattr(folder, "gather", lambda mine: [mine, WHY])
+    with pytest.raises(SystemExit, match="^1$"):
+        folder.Stop().leave("at step 3")
+    assert capsys.readouterr().err == f"error: {WHY}; stopped at step 3\n"
+
+
+def test_edm_looks_at_no_batch_behind_the_last_step(tmp_path):
+    net = Net()
+    session = train_edm.Session(OGDMConfig(d_width=0.02), net, net, Loss(), torch.optim.Adam(net.parameters()))
+    session.ahead(iter([1]), rounds=2)
+    assert session.stopping(done=True) and not session.stopped
+    assert session.stopping(done=False) and session.stopped and session.stop.failure == "StopIteration"
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_costs_no_step_and_no_number(tmp_path, monkeypatch, whole, number, capsys):
     out = ["--output", str(tmp_path), *TINY, *OGDM]

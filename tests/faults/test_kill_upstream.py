@@ -67,14 +67,18 @@ class Edm:
         return last(self.folder, "ogdm-state-*.pt") is not None
 
     def check(self, whole: "Edm") -> None:
-        state = "import sys; sys.path.insert(0, '.'); from ogdm_core.edm import compat; compat.install()\n"
-        state += "from pathlib import Path; from tests.edm import edm_tiny; from tests.core.toys import differences\n"
-        state += "a, b = (edm_tiny.state(Path(f), 8) for f in sys.argv[1:])\n"
-        state += "skip = ('/ogdm/tick', '/ogdm/images')\n"
-        state += "assert len(a) > 50; print([n for n in a if n not in skip and differences(a[n], b[n])])"
-        line = [sys.executable, "-c", state, self.folder, whole.folder]
-        done = subprocess.run(line, cwd=self.where, env=environment(self.where), capture_output=True, text=True)
-        assert done.stdout.splitlines()[-1:] == ["[]"], done.stdout + done.stderr[-2000:]
+        same_edm_states(self.where, self.folder, whole.folder, 8)
+
+
+def same_edm_states(where: Path, a: Path, b: Path, kimg: int) -> None:
+    state = "import sys; sys.path.insert(0, '.'); from ogdm_core.edm import compat; compat.install()\n"
+    state += "from pathlib import Path; from tests.edm import edm_tiny; from tests.core.toys import differences\n"
+    state += f"a, b = (edm_tiny.state(Path(f), {kimg}) for f in sys.argv[1:])\n"
+    state += "skip = ('/ogdm/tick', '/ogdm/images')\n"
+    state += "assert len(a) > 50; print([n for n in a if n not in skip and differences(a[n], b[n])])"
+    line = [sys.executable, "-c", state, a, b]
+    done = subprocess.run(line, cwd=where, env=environment(where), capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1:] == ["[]"], done.stdout + done.stderr[-2000:]
 
 
 class Ldm:
