@@ -7,6 +7,7 @@ import argparse
 import copy
 import functools
 import itertools
+import os
 from typing import Any
 
 import torch
@@ -28,6 +29,16 @@ from . import beside, data, resume
 from .compat import refusals
 
 Upstream: Any = object  # TrainLoop, once it is mixed in
+
+
+def claim(flags: argparse.Namespace) -> None:
+    """Keeps other trainers out of the folder, before upstream's logger empties the files there. Without --ogdm nothing.
+
+    The folder that upstream takes without OPENAI_LOGDIR is a new one.
+    """
+    where = os.getenv("OPENAI_LOGDIR")
+    if flags.ogdm and where is not None:
+        folder.claim(os.path.expanduser(where))
 
 
 def schedule_of(diffusion) -> DiscreteVP:
@@ -129,7 +140,6 @@ class ObservedLoop(Upstream):
         self.flags = flags
         self.resumed = train_util.find_resume_checkpoint() or flags.resume_checkpoint
         if config:
-            folder.claim(train_util.get_blob_logdir())
             folder.agree(vars(flags))
             self.fingerprint = folder.fingerprint(flags.data_dir) if flags.data_dir and dist.get_rank() == 0 else ""
         if self.init_checkpoint and not self.resumed:

@@ -101,11 +101,15 @@ def test_adm_saves_before_a_picture_that_cannot_be_read(adm, data, tmp_path, ran
 
 
 def test_adm_names_the_trainer_that_is_in_its_folder(adm, tmp_path):
+    """Before upstream's logger opens, and empties, what the first one writes."""
     folder.claim(tmp_path)
+    logs = [tmp_path / "log.txt", tmp_path / "progress.csv"]
+    for log in logs:
+        log.write_text("of the first one")
     done, _ = adm(tmp_path)
     folder.release()
     assert done.returncode == 1 and f"error: process {os.getpid()} on" in done.stderr, done.stderr[-2000:]
-    assert not list(tmp_path.glob("*.pt"))
+    assert not list(tmp_path.glob("*.pt")) and [log.read_text() for log in logs] == ["of the first one"] * 2
 
 
 # ---- EDM ----------------------------------------------------------------------------------------
