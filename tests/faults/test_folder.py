@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import shutil
 import signal
 import socket
 import subprocess
@@ -122,6 +123,31 @@ def test_data_is_known_by_names_sizes_and_what_archives_hold(tmp_path):
     assert len(seen) == 5
 
 
+def test_ldm_knows_its_data_by_upstreams_list_of_files(tmp_path):
+    resume_ldm = pytest.importorskip("ogdm_core.ldm.resume")
+
+    class Listed(torch.utils.data.Dataset):
+        labels = {"file_path_": [str(tmp_path / name) for name in ("a.png", "b.png")]}
+
+        def __len__(self):
+            return 2
+
+    (tmp_path / "a.png").write_text("x")
+    below = type("Below", (Listed,), {"labels": None, "data": Listed()})()  # as upstream's ImageNet
+    kinds = [Listed(), torch.utils.data.Subset(Listed(), [0, 1]), below]
+    seen = []
+    for content in ("x", "xy", None):  # of b.png; None: it is not there
+        (tmp_path / "b.png").write_text(content) if content else (tmp_path / "b.png").unlink()
+        (known,) = set(map(resume_ldm.known_by, kinds))
+        seen.append(known)
+    assert len(set(seen)) == 3 and all(known.startswith("2 files, ") for known in seen)
+    (tmp_path / "b.png").write_text("x")
+    shutil.copytree(tmp_path, tmp_path / "moved")
+    Listed.labels = {"file_path_": [str(tmp_path / "moved" / name) for name in ("a.png", "b.png")]}
+    assert resume_ldm.known_by(Listed()) == seen[0]
+    assert resume_ldm.known_by(torch.utils.data.TensorDataset(torch.zeros(3))) == "3 images"
+
+
 def test_other_data_under_the_same_name_is_named(tmp_path, capsys):
     path, out = tmp_path / "a.npz", ["--output", str(tmp_path / "out"), *TINY]
     for count, steps in ((8, 1), (8, 2), (9, 3)):
@@ -202,6 +228,17 @@ def test_states_that_cannot_be_read_are_refused(tmp_path, change, words):
     sealed.save(f"{tmp_path}/ogdm.pt", state | change)
     with pytest.raises(ValueError, match=words):
         checkpoint.read()
+
+
+@pytest.mark.parametrize("change, words", [
+    ({"format": 2}, "error: the checkpoint has format 2, and this version reads up to 1; continue another one"),
+    ({"batches": -1}, "error: the checkpoint is at batches -1"),
+])  # fmt: skip
+def test_ldms_checkpoints_that_cannot_be_read_are_refused(change, words):
+    callback = pytest.importorskip("ogdm_core.ldm.resume").ExactResume()
+    callback.load_state_dict({"format": 1, "batches": 0})
+    with pytest.raises(SystemExit, match=words):
+        callback.load_state_dict({"format": 1, "batches": 0} | change)
 
 
 # ---- a run that ends before its time ------------------------------------------------------------
