@@ -32,9 +32,9 @@ Upstream: Any = object  # TrainLoop, once it is mixed in
 
 
 def claim(flags: argparse.Namespace) -> None:
-    """Keeps other trainers out of the folder, before upstream's logger empties the files there. Without --ogdm nothing.
+    """Keeps other trainers out of the folder, before upstream's logger empties the files there.
 
-    The folder that upstream takes without OPENAI_LOGDIR is a new one.
+    Does nothing without --ogdm, or without OPENAI_LOGDIR: upstream then makes a new folder.
     """
     where = os.getenv("OPENAI_LOGDIR")
     if flags.ogdm and where is not None:

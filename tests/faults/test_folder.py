@@ -19,7 +19,7 @@ from ogdm_core.diffusers import train
 from ogdm_core.edm import train as train_edm
 from ogdm_core.images import ImageError
 from tests.core.toys import differences
-from tests.edm.test_train import Loss, Net
+from tests.edm.test_train import Loss, Net, options
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ["--data", "digits", "--channels", "8,8", "--batch-size", "4", "--steps", "8", "--log-every", "4"]
@@ -78,10 +78,13 @@ def test_a_folder_without_locks_is_said_to_be_one(tmp_path, monkeypatch, capsys)
 def test_ranks_with_other_settings_end_together(monkeypatch, tmp_path):
     settings = {"steps": 4, "gamma": 0.1, "data": "digits"}
     folder.agree(settings)
-    monkeypatch.setattr(folder, "gather", lambda mine: [mine, mine, mine | {"gamma": 5.0, "steps": 7}])
+    monkeypatch.setattr(
+        folder, "gather", lambda mine: [mine, mine, mine | {"gamma": 5.0, "ogdm.gamma": 5.0, "steps": 7}]
+    )
     words = "rank 2 has other settings than rank 0: steps: 4 there, 7 here; gamma: 0.1 there, 5.0 here; give all ranks"
     with pytest.raises(SystemExit, match=words):
         folder.agree(settings)
+    assert "rank 2 has other settings than rank 0: ogdm.gamma: None there, 5.0 here" in options("--ogdm")[1].output
     monkeypatch.setattr(train.folder, "agree", lambda settings: {}[settings["steps"]])
     with pytest.raises(KeyError, match="8"):  # it is called with what a run is known by
         trainer.main(["--output", str(tmp_path / "out"), *TINY])

@@ -128,15 +128,14 @@ def test_upstream_trainers_end_as_if_never_stopped(patched, data, tmp_path, back
             return subprocess.Popen(line, cwd=where, env=environment(where), stdout=file, stderr=file)
 
     for number in [SIGNALS[i % len(SIGNALS)] for i in range(times)]:
-        process = start(runs[1])
-        deadline = time.monotonic() + 300
-        if runs[1].begun():  # later starts: any moment
-            time.sleep(draw.uniform(3, 15))
-        while not runs[1].begun() and process.poll() is None:
-            assert time.monotonic() < deadline, log.read_text()[-3000:]
-            time.sleep(0.02)
-        process.send_signal(number)
-        assert process.wait(120) in (130, 0, 1, -number), log.read_text()[-3000:]
+        with start(runs[1]) as process:
+            deadline = time.monotonic() + 900
+            if runs[1].begun():  # later starts: any moment
+                time.sleep(draw.uniform(3, 15))
+            while not runs[1].begun() and process.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.02)
+            process.send_signal(number)
+            assert runs[1].begun() and process.wait(300) in (130, 0, 1, -number), log.read_text()[-3000:]
     for run in runs:
-        assert start(run).wait(600) == 0, log.read_text()[-3000:]
+        assert start(run).wait(1200) == 0, log.read_text()[-3000:]
     runs[1].check(runs[0])
