@@ -116,7 +116,7 @@ def environment(where: Path) -> dict[str, str]:
 def test_upstream_trainers_end_as_if_never_stopped(patched, data, tmp_path, backbone, times):
     where = patched(backbone.name)
     images = edm_tiny.digits(tmp_path / "digits-8x8.zip") if backbone is Edm else data
-    runs, log, draw = [], tmp_path / "log", random.Random(0)
+    runs, log, draw, took = [], tmp_path / "log", random.Random(0), 0.0
     for name in ("whole", "killed"):
         (tmp_path / name).mkdir()
         runs.append(backbone(tmp_path / name, images))
@@ -129,11 +129,11 @@ def test_upstream_trainers_end_as_if_never_stopped(patched, data, tmp_path, back
 
     for number in [SIGNALS[i % len(SIGNALS)] for i in range(times)]:
         with start(runs[1]) as process:
-            deadline = time.monotonic() + 900
-            if runs[1].begun():  # later starts: any moment
-                time.sleep(draw.uniform(3, 15))
-            while not runs[1].begun() and process.poll() is None and time.monotonic() < deadline:
+            began = time.monotonic()
+            time.sleep(draw.uniform(0.5, 1.3) * took)  # of later starts: while it starts, or trains
+            while not runs[1].begun() and process.poll() is None and time.monotonic() < began + 900:
                 time.sleep(0.02)
+            took = took or time.monotonic() - began
             process.send_signal(number)
             assert runs[1].begun() and process.wait(300) in (130, 0, 1, -number), log.read_text()[-3000:]
     for run in runs:
