@@ -5,6 +5,8 @@ agree           the ranks compare their settings
 fingerprint     which images a run trains on
 keep_previous   the checkpoint that is about to be replaced
 Stop            signals end a run after its step, on all ranks at the same one
+Ahead           and so does a batch that cannot be read
+Named           a data set that names the file of such a batch
 outlive_output  a lost or full stdout does not end a run
 """
 
@@ -16,15 +18,18 @@ import re
 import signal
 import sys
 import zipfile
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 import torch
+from torch.utils.data import Dataset
 
-from .checkpoints import differences, format_differences
+from .checkpoints import DamagedError, differences, format_differences
 from .distributed import average, gather, print_once, rank, world
 from .lock import TakenError, take
+from .sealed import size
 
 LOCK = ".training.lock"
 STOPPED = 130  # exit status of a run that a signal ended after its step
@@ -89,17 +94,23 @@ def fingerprint(path: str | os.PathLike) -> str:
 
     Of an archive (zip, npz) the hash is of its members' contents, too. Empty where there is no such path.
     """
-    path, digest = Path(path), hashlib.blake2b(digest_size=8)
+    path = Path(path)
     if zipfile.is_zipfile(path) if path.is_file() else False:
         with zipfile.ZipFile(path) as archive:
-            found = [f"{m.filename} {m.file_size} {m.CRC}" for m in archive.infolist()]
-    elif path.exists():
-        files = [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file() and p.name[0] != "."]
-        found = [f"{p.relative_to(path)} {p.stat().st_size}" for p in files]
-    else:
+            return _known_by([f"{m.filename} {m.file_size} {m.CRC}" for m in archive.infolist()])
+    if not path.exists():
         return ""
-    digest.update("\n".join(sorted(found)).encode(errors="surrogateescape"))
-    return f"{len(found)} files, {digest.hexdigest()}"
+    return listed([path] if path.is_file() else [p for p in path.rglob("*") if p.is_file() and p.name[0] != "."], path)
+
+
+def listed(files: Iterable[str | os.PathLike], root: str | os.PathLike) -> str:
+    """The number of files, and a hash of their names below `root` and their sizes."""
+    return _known_by([f"{os.path.relpath(file, root)} {size(os.fspath(file))}" for file in files])
+
+
+def _known_by(lines: list[str]) -> str:
+    digest = hashlib.blake2b("\n".join(sorted(lines)).encode(errors="surrogateescape"), digest_size=8)
+    return f"{len(lines)} files, {digest.hexdigest()}"
 
 
 def named(saved: str | None, now: str) -> None:
@@ -128,11 +139,12 @@ def keep_previous(path: Path) -> None:
 class Stop:
     """From `listen` on SIGINT, SIGTERM and a lost terminal (SIGHUP) are noted; a second one ends the process at once.
 
-    A trainer asks after every step, and saves and ends where it is to.
+    A trainer asks after every step, and saves and ends where it is to. So it does after `failure`, a text that says
+    why this rank has no batch for the next step.
     """
 
     def __init__(self) -> None:
-        self.asked, self._pid = False, os.getpid()
+        self.asked, self.failure, self._pid = False, "", os.getpid()
         self._before: dict[int, Any] = {}
 
     def listen(self) -> "Stop":
@@ -156,11 +168,91 @@ class Stop:
 
     def together(self, device: torch.device | str = "cpu") -> bool:
         """Whether a rank is to stop: the same answer on all of them."""
+        mine = self.asked or bool(self.failure)
         if world() == 1:
-            return self.asked
-        flag = torch.tensor(float(self.asked), device=device)
+            return mine
+        flag = torch.tensor(float(mine), device=device)
         average([flag])
         return bool(flag > 0)
+
+    def leave(self, where: str) -> NoReturn:
+        """Ends the command on all ranks, which call it when they have saved: exit code 1 with a failure, else 130.
+
+        where   the run stopped, and how it is continued
+        """
+        failures = [failure for failure in gather(self.failure) if failure]
+        if rank() == 0:
+            why = f"error: {failures[0]}; stopped" if failures else "stopped by a signal"
+            print(f"{why} {where}", file=sys.stderr if failures else sys.stdout, flush=True)
+        gather(None)  # a launcher ends the others when the first one ends
+        raise SystemExit(1 if failures else STOPPED)
+
+
+class UnreadableError(DamagedError):
+    """A batch cannot be read; one line says why. torch puts a data worker's traceback in front of it."""
+
+    def __init__(self, text: str):
+        super().__init__(text.strip().rpartition("UnreadableError: ")[2])
+
+
+class Named(Dataset):
+    """A data set that names the file of an item that cannot be read.
+
+    path   returns the file of item i, and can be pickled
+    """
+
+    def __init__(self, images: Any, path: Callable[[Any, int], str]):
+        self.images, self.path = images, path
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, i: int) -> Any:
+        try:
+            return self.images[i]
+        except Exception as error:
+            raise UnreadableError(f"{self.path(self.images, i)} cannot be read ({_last_line(error)})") from error
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # pickle asks before there is anything
+            raise AttributeError(name)
+        return getattr(self.images, name)
+
+
+class Ahead:
+    """A trainer's batches, those of the next step fetched before the end of a step decides about stopping.
+
+    One that cannot be read ends the run as a signal does: all ranks save the step that is done.
+
+    count   batches per step
+    """
+
+    def __init__(self, batches: Iterator, stop: Stop, count: int = 1, device: torch.device | str = "cpu"):
+        self.batches, self.stop, self.count, self.device = batches, stop, count, device
+        self._next: deque[Any] = deque()
+
+    def __iter__(self) -> "Ahead":
+        return self
+
+    def __next__(self) -> Any:
+        if not self._next:
+            self.look()
+            if self.stop.together(self.device):
+                self.stop.leave("before the first step")
+        return self._next.popleft()
+
+    def look(self) -> None:
+        """Fetches the batches of the next step; not for the step after the last, which may have none."""
+        try:
+            while len(self._next) < self.count:
+                self._next.append(next(self.batches))
+        except Exception as error:  # noqa: BLE001  whatever a data set raises
+            self.stop.failure = _last_line(error)
+
+
+def _last_line(error: Exception) -> str:
+    """Of what it says, or its kind."""
+    return (str(error).strip() or type(error).__name__).splitlines()[-1]
 
 
 def outlive_output() -> None:

@@ -8,7 +8,7 @@ backbone's own `resume`.
 import contextlib
 import io
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +18,7 @@ from .checkpoints import DamagedError, is_whole, reading
 from .files import atomic_write
 
 FORMAT = 1  # of our file; those of earlier versions have no number
-COUNTS = ("updates", "nimg", "tick")  # in it, of what has been done
+COUNTS = ("updates", "nimg", "tick", "batches")  # in it, of what has been done
 
 
 class Checkpoint(NamedTuple):
@@ -49,9 +49,7 @@ class Checkpoint(NamedTuple):
                 state = load(path)
             except DamagedError as error:
                 wrong = [str(error)]
-        if state.get("format", 0) > FORMAT:
-            wrong.append(f"{self.ours} has format {state['format']}, and this version reads up to {FORMAT}")
-        wrong += [f"{self.ours} is at {n} {value}" for n, value in state.items() if n in COUNTS and value < 0]
+        wrong += strange(state, self.ours)
         sealed = state.get("files", {})  # absent in states of earlier versions
         for name, n in self.sizes().items():
             if n < 0:
@@ -69,6 +67,13 @@ class Checkpoint(NamedTuple):
         path = f"{self.folder}/{self.ours}"
         if size(path) >= 0:
             blobfile().remove(path) if "://" in path else os.remove(path)
+
+
+def strange(state: Mapping[str, Any], name: str) -> list[str]:
+    """Why the state in the file `name` is none of this version's, in words."""
+    newer = state.get("format", 0) > FORMAT
+    wrong = [f"{name} has format {state['format']}, and this version reads up to {FORMAT}"] if newer else []
+    return wrong + [f"{name} is at {n} {value}" for n, value in state.items() if n in COUNTS and value < 0]
 
 
 def newest(checkpoints: Iterable[Checkpoint], folder: str) -> str:

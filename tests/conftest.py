@@ -36,6 +36,8 @@ def pytest_collection_modifyitems(config, items):
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 signal.signal(signal.SIGINT, signal.default_int_handler)  # also where it is ignored, as behind a shell's `&`
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # under nohup; processes that tests start hear it
+    signal.signal(signal.SIGHUP, lambda *args: None)
 
 
 @pytest.fixture

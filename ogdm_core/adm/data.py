@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import distributed as dist
 
+from ..folder import Named
 from ..sealed import blobfile
 from .compat import refusals
 
@@ -16,7 +17,7 @@ def check(flags: argparse.Namespace, classes: int, image_datasets: Any) -> None:
     """ValueError for what upstream trains on wrongly, or waits on for ever, without a word.
 
     Upstream's module `image_datasets` lists the files when the first batch is asked for; the list
-    made here is kept for it.
+    made here is kept for it. Its data set then names a file that cannot be read.
     """
     found = functools.cache(image_datasets._list_image_files_recursively)
     image_datasets._list_image_files_recursively = found
@@ -44,6 +45,12 @@ def check(flags: argparse.Namespace, classes: int, image_datasets: Any) -> None:
             f"--data_dir: {deep[0]} has 16 bits per channel, and so have {len(deep)} of the PNGs "
             "looked at; upstream would clip them to white. Convert them to 8 bits"
         )
+    upstream = image_datasets.ImageDataset
+    image_datasets.ImageDataset = lambda *args, **kwargs: Named(upstream(*args, **kwargs), _file)
+
+
+def _file(images: Any, i: int) -> str:
+    return images.local_images[i]
 
 
 def _bits(path: str) -> int:

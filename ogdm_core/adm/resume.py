@@ -31,8 +31,8 @@ class ReplayableData:
     generator's state at the start of the pass and the number of batches used since are enough.
     """
 
-    def __init__(self, batches: Iterator, failed: Callable[[], None] = lambda: None):
-        self._batches, self._failed = batches, failed  # `failed` is called before an error of theirs goes on
+    def __init__(self, batches: Iterator):
+        self._batches = batches
         self._start: Tensor | None = None
         self._used = 0
 
@@ -41,20 +41,15 @@ class ReplayableData:
 
     def __next__(self) -> Any:
         before = torch.get_rng_state()
-        try:
-            batch = next(self._batches)
-        except Exception:
-            torch.set_rng_state(before)
-            self._failed()
-            raise
+        batch = next(self._batches)
         if not torch.equal(before, torch.get_rng_state()):
             self._start, self._used = before, 0
         self._used += 1
         return batch
 
-    def position(self) -> dict[str, Any]:
-        """Plain values, for a checkpoint."""
-        return {"start": self._start, "used": self._used}
+    def place(self) -> dict[str, Any]:
+        """This rank's random state and its position in the data: plain values, for a checkpoint."""
+        return {"random": global_state(), "data": {"start": self._start, "used": self._used}}
 
     def go_to(self, position: dict[str, Any]) -> None:
         """Starts the saved pass again and skips what was used of it. Moves torch's generator."""
@@ -77,7 +72,7 @@ def save(loop, upstream: Callable[[], None], folder: str, logger: Any) -> None:
     if dist.get_rank() == 0:
         here.unseal()
     upstream()
-    ranks = gather({"random": global_state(), "data": loop.data.position()})
+    ranks = gather(loop.place)
     if dist.get_rank() == 0:
         here.save({
             "observer": loop.observer.state_dict(),
@@ -149,7 +144,7 @@ def load(loop, state: dict[str, Any], logger: Any) -> None:
         return
     rank = state["ranks"][dist.get_rank()]
     logger.log(f"going back to batch {rank['data']['used']} of its pass over the data...")
-    loop.data.go_to(rank["data"])
+    loop.replayed.go_to(rank["data"])
     set_global_state(rank["random"])
 
 

@@ -7,6 +7,7 @@ import argparse
 import copy
 import functools
 import itertools
+import os
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from torch import distributed as dist
 from .. import contact, folder
 from ..checkpoints import Guard
 from ..cli import number
-from ..distributed import average, gather
+from ..distributed import average
 from ..flags import add_arguments, from_args
 from ..forward import Recorder, lr_scale
 from ..observer import Observer
@@ -28,6 +29,16 @@ from . import beside, data, resume
 from .compat import refusals
 
 Upstream: Any = object  # TrainLoop, once it is mixed in
+
+
+def claim(flags: argparse.Namespace) -> None:
+    """Keeps other trainers out of the folder, before upstream's logger empties the files there.
+
+    Does nothing without --ogdm, or without OPENAI_LOGDIR: upstream then makes a new folder.
+    """
+    where = os.getenv("OPENAI_LOGDIR")
+    if flags.ogdm and where is not None:
+        folder.claim(os.path.expanduser(where))
 
 
 def schedule_of(diffusion) -> DiscreteVP:
@@ -130,7 +141,6 @@ class ObservedLoop(Upstream):
         self.flags = flags
         self.resumed = train_util.find_resume_checkpoint() or flags.resume_checkpoint
         if config:
-            folder.claim(train_util.get_blob_logdir())
             folder.agree(vars(flags))
             self.fingerprint = folder.fingerprint(flags.data_dir) if flags.data_dir and dist.get_rank() == 0 else ""
         weights, given_as = self.resumed or self.init_checkpoint, f"--{'resume' if self.resumed else 'init'}_checkpoint"
@@ -156,7 +166,7 @@ class ObservedLoop(Upstream):
             steps=self.lr_anneal_steps,  # at which upstream ends; 0: never
             denoiser=make_eps_fn(self.diffusion, self.model, self._one_condition()),
         )  # fmt: skip
-        self.data = resume.ReplayableData(self.data, self._save_before_an_error)
+        self.replayed = resume.ReplayableData(self.data)
         if self.resumed:
             resume.load(self, state, logger)
         logger.log(f"observation guidance: {self.observer.config}")
@@ -164,7 +174,9 @@ class ObservedLoop(Upstream):
         self.guard = self._guard()
         self.diffusion = ObservedDiffusion(self.diffusion, self.observer, self.guard)
         folder.outlive_output()
+        self.place = self.replayed.place()
         self.stop = folder.Stop().listen()
+        self.data = folder.Ahead(self.replayed, self.stop, device=dist_util.dev())
 
     def _one_condition(self) -> dict[str, Tensor]:
         """The condition of one image, by which the denoiser's operations are counted."""
@@ -210,13 +222,14 @@ class ObservedLoop(Upstream):
         if self.step % self.log_interval == 0:
             self.guard.look(self._now())
             self.guard.check(self._now())
+        self.place = self.replayed.place()  # before the next step's batch
+        if not 0 < self.lr_anneal_steps <= self.step + self.resume_step + 1:
+            self.data.look()
         if self.stop.together(dist_util.dev()):
             if self.step % self.log_interval == 0:
                 logger.dumpkvs()
             self.save()
-            gather(None)  # rank 0 writes last, and a launcher ends the others when the first one ends
-            logger.log(f"stopped by a signal at {self._now()}; --resume_checkpoint continues from there")
-            raise SystemExit(folder.STOPPED)
+            self.stop.leave(f"at {self._now()}; --resume_checkpoint continues from there")
 
     def _draw_grid(self) -> None:
         """Every --grid_interval steps rank 0 draws samples of the first average's, in a copy of the network."""
@@ -236,13 +249,6 @@ class ObservedLoop(Upstream):
         self.guard.check(self._now())
         resume.save(self, super().save, train_util.get_blob_logdir(), logger)
         logger.log("saved the observer")
-
-    def _save_before_an_error(self) -> None:
-        """Saves what has been done when the next batch cannot be read. Several ranks cannot: the others wait."""
-        done = self.step - 1
-        if done >= 0 and dist.get_world_size() == 1 and done % self.save_interval:
-            self.step = done
-            self.save()
 
     def _guard(self) -> Guard:
         good = functools.partial(resume.newest, train_util.get_blob_logdir(), self.ema_rate)

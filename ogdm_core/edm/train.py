@@ -10,13 +10,15 @@ t *is* sigma; the network returns the denoised image D, and eps_t = (x_t - D) / 
 import functools
 import json
 import math
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import click
 from torch import Tensor
 from torch.nn.functional import one_hot
 from torch.optim import Optimizer
+from torch.utils.data import Dataset
 
 from .. import contact, folder
 from ..checkpoints import Guard, differences, format_differences
@@ -36,6 +38,7 @@ __all__ = [
     "check_weights",
     "draw_grid",
     "load_state",
+    "named",
     "session",
     "train_options",
     "training_kwargs",
@@ -192,10 +195,20 @@ class Session:
         self.last = (self.last if "d_loss" in stats else {}) | stats  # r1 is not taken in every tick
         return [f"{name} {value:<7.4g}" for name, value in self.last.items()]
 
-    def stopping(self) -> bool:
-        """Whether a signal has asked a rank to end: this step is then the run's last, and upstream saves."""
+    def ahead(self, batches: Iterator, rounds: int) -> Iterator:
+        """Upstream's batches, of which a step takes one per round."""
+        self.data = folder.Ahead(batches, self.stop, rounds, self.device)
+        return self.data
+
+    def stopping(self, done: bool) -> bool:
+        """Whether this step is the run's last, after which upstream saves.
+
+        done   whether it is by the run's length; else a signal, or a batch that cannot be read, may end it
+        """
+        if not done:
+            self.data.look()
         self.stopped = self.stop.together(self.device)
-        return self.stopped
+        return done or self.stopped
 
     def check(self, nimg: int) -> None:
         """Stops a diverged run before it saves. Deletes our state file of this step, because upstream
@@ -220,11 +233,18 @@ class Session:
             })  # fmt: skip
 
     def leave(self, nimg: int) -> None:
-        """Ends the command after a signal, when everything has been written."""
+        """Ends the command where it was stopped, when everything has been written."""
         if self.stopped:
-            gather(None)  # rank 0 writes last, and a launcher ends the others when the first one ends
-            print_once(f"OGDM: stopped by a signal at {nimg / 1000:g} kimg; --resume continues from there")
-            raise SystemExit(folder.STOPPED)
+            self.stop.leave(f"at {nimg / 1000:g} kimg; --resume: {newest(self.run_dir or '.')}")
+
+
+def named(ogdm: dict[str, Any] | None, images: Dataset) -> Dataset:
+    """Upstream's data set, which with --ogdm names a file that cannot be read."""
+    return images if ogdm is None else folder.Named(images, _file)
+
+
+def _file(images: Any, i: int) -> str:
+    return os.path.join(images._path, images._image_fnames[images._raw_idx[i]])
 
 
 def check_weights(session: Session | None, source, path: str) -> None:

@@ -12,15 +12,29 @@ Gradients of an unfinished accumulation are not kept: resume is exact from optim
 of a step when a signal or an error comes: after a signal this callback saves at the step's end, where it is exact.
 """
 
+import os
 from typing import Any
 
 import pytorch_lightning as pl
 from lightning_fabric.utilities.data import _set_sampler_epoch
-from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
+from pytorch_lightning.utilities import rank_zero_warn
+from torch.utils.data import Dataset
 
 from .. import folder
 from ..distributed import gather
 from ..random import global_state, set_global_state
+from ..sealed import FORMAT, strange
+
+
+def known_by(images: Any) -> str:
+    """What `folder.listed` says of upstream's list of files, or of the data set below; else the number of images."""
+    count, below = f"{len(images)} images", images
+    while isinstance(below, Dataset):
+        labels = getattr(below, "labels", None)
+        if isinstance(labels, dict) and len(files := list(map(str, labels.get("file_path_", ())))):
+            return folder.listed(files, os.path.commonpath(files))
+        below = next((getattr(below, name) for name in ("data", "base", "dataset") if hasattr(below, name)), None)
+    return count
 
 
 class ExactResume(pl.Callback):
@@ -32,6 +46,7 @@ class ExactResume(pl.Callback):
         self.epoch_began: dict[str, Any] = {}  # random state before the epoch's loader started
         self.saved: dict[str, Any] = {}  # from the checkpoint; empty once restored
         self.stop = folder.Stop()
+        self.data = ""  # what rank 0 knows the images by
         self.wanted: str | None = None  # a file that upstream asked for in the middle of a step
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -46,28 +61,33 @@ class ExactResume(pl.Callback):
         progress = loop.epoch_loop.batch_progress.current
         mine = {"now": global_state(), "epoch_began": self.epoch_began}
         return {
+            "format": FORMAT,
             "ranks": [mine] if getattr(self.trainer, "alone", False) else gather(mine),
             "batches": progress.processed,
             "ema_is_due": progress.processed > progress.completed,
             "epoch_is_over": progress.processed >= loop.max_batches,
-            "images": self._images(),
+            "data": self.data,
             "log_steps": [list(c.log_steps) for c in self._image_loggers()],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Keeps the state until the loops are ready for it."""
+        """Keeps the state until the loops are ready for it; ends the command where it is none of this version's."""
+        if wrong := strange(state, "the checkpoint"):
+            raise SystemExit(f"error: {'; '.join(wrong)}; continue another one, or with the version that wrote it")
         self.saved = state
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """The first epoch's loader starts soon after this hook."""
         self.epoch_began = global_state()
+        sets = getattr(trainer.datamodule, "datasets", {}) if trainer.is_global_zero else {}
+        self.data = ", ".join(f"{name}: {known_by(images)}" for name, images in sets.items())
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Restores the middle of an epoch; the end of one waits for the next to begin."""
         self.stop.listen()  # here, since Lightning has put its own handlers in place by now
         if not self.saved:
             return
-        folder.named(self.saved.get("images"), self._images())
+        folder.named(self.saved.get("data"), self.data)
         if len(self.saved["ranks"]) != trainer.world_size:
             rank_zero_warn(
                 f"the checkpoint has the random state of {len(self.saved['ranks'])} process(es), "
@@ -113,9 +133,7 @@ class ExactResume(pl.Callback):
             callback = trainer.checkpoint_callback
             last = callback.format_checkpoint_name({}, callback.CHECKPOINT_NAME_LAST)
             trainer.save_checkpoint(last, False)
-            rank_zero_info(f"stopped by a signal at step {trainer.global_step}; -r {last} continues from there")
-            gather(None)  # rank 0 writes last, and a launcher ends the others when the first one ends
-            raise SystemExit(folder.STOPPED)
+            self.stop.leave(f"at step {trainer.global_step}; -r {last} continues from there")
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Hands signals back."""
@@ -124,10 +142,6 @@ class ExactResume(pl.Callback):
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """As above."""
         self.stop.forget()
-
-    def _images(self) -> str:
-        sets = getattr(self.trainer.datamodule, "datasets", {})
-        return ", ".join(f"{name}: {len(images)} images" for name, images in sets.items())
 
     def _fast_forward(self, loop) -> None:
         """Starts the epoch's loader as it was started, and skips the batches already seen."""

@@ -8,6 +8,7 @@ import argparse
 import contextlib
 import csv
 import io
+import itertools
 import json
 import os
 import random
@@ -80,7 +81,7 @@ def parallel(job: dict) -> None:
         torch.randn_like = lambda x, g=given: g["noise"].pop(0)
         ogdm_core.DiscreteVP.sample_lookahead = lambda *args, g=given: g["s"].pop(0)
         loop = script["TrainLoop"](
-            model=model, diffusion=diffusion, data=iter([]), batch_size=8 // world,
+            model=model, diffusion=diffusion, data=itertools.repeat(None), batch_size=8 // world,
             microbatch=args.microbatch, lr=1e-3, ema_rate="0.5", log_interval=1, save_interval=1,
             resume_checkpoint="", schedule_sampler=sampler, lr_anneal_steps=10, flags=args,
         )  # fmt: skip

@@ -192,7 +192,7 @@ def test_a_stream_of_batches_returns_to_its_place():
     stream = ReplayableData(endless())
     for _ in range(6):
         next(stream)
-    position, expected = stream.position(), [next(stream) for _ in range(2)]
+    position, expected = stream.place()["data"], [next(stream) for _ in range(2)]
     assert position["used"] == 2  # of the second pass
     torch.manual_seed(99)
     again = ReplayableData(endless())

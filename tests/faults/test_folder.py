@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import shutil
 import signal
 import socket
 import subprocess
@@ -18,7 +19,7 @@ from ogdm_core.diffusers import train
 from ogdm_core.edm import train as train_edm
 from ogdm_core.images import ImageError
 from tests.core.toys import differences
-from tests.edm.test_train import Loss, Net
+from tests.edm.test_train import Loss, Net, options
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ["--data", "digits", "--channels", "8,8", "--batch-size", "4", "--steps", "8", "--log-every", "4"]
@@ -77,10 +78,13 @@ def test_a_folder_without_locks_is_said_to_be_one(tmp_path, monkeypatch, capsys)
 def test_ranks_with_other_settings_end_together(monkeypatch, tmp_path):
     settings = {"steps": 4, "gamma": 0.1, "data": "digits"}
     folder.agree(settings)
-    monkeypatch.setattr(folder, "gather", lambda mine: [mine, mine, mine | {"gamma": 5.0, "steps": 7}])
+    monkeypatch.setattr(
+        folder, "gather", lambda mine: [mine, mine, mine | {"gamma": 5.0, "ogdm.gamma": 5.0, "steps": 7}]
+    )
     words = "rank 2 has other settings than rank 0: steps: 4 there, 7 here; gamma: 0.1 there, 5.0 here; give all ranks"
     with pytest.raises(SystemExit, match=words):
         folder.agree(settings)
+    assert "rank 2 has other settings than rank 0: ogdm.gamma: None there, 5.0 here" in options("--ogdm")[1].output
     monkeypatch.setattr(train.folder, "agree", lambda settings: {}[settings["steps"]])
     with pytest.raises(KeyError, match="8"):  # it is called with what a run is known by
         trainer.main(["--output", str(tmp_path / "out"), *TINY])
@@ -120,6 +124,31 @@ def test_data_is_known_by_names_sizes_and_what_archives_hold(tmp_path):
         np.savez(tmp_path / "a.npz", np.full((4, 8, 8, 1), value, np.uint8))
         seen.add(folder.fingerprint(tmp_path / "a.npz"))
     assert len(seen) == 5
+
+
+def test_ldm_knows_its_data_by_upstreams_list_of_files(tmp_path):
+    resume_ldm = pytest.importorskip("ogdm_core.ldm.resume")
+
+    class Listed(torch.utils.data.Dataset):
+        labels = {"file_path_": [str(tmp_path / name) for name in ("a.png", "b.png")]}
+
+        def __len__(self):
+            return 2
+
+    (tmp_path / "a.png").write_text("x")
+    below = type("Below", (Listed,), {"labels": None, "data": Listed()})()  # as upstream's ImageNet
+    kinds = [Listed(), torch.utils.data.Subset(Listed(), [0, 1]), below]
+    seen = []
+    for content in ("x", "xy", None):  # of b.png; None: it is not there
+        (tmp_path / "b.png").write_text(content) if content else (tmp_path / "b.png").unlink()
+        (known,) = set(map(resume_ldm.known_by, kinds))
+        seen.append(known)
+    assert len(set(seen)) == 3 and all(known.startswith("2 files, ") for known in seen)
+    (tmp_path / "b.png").write_text("x")
+    shutil.copytree(tmp_path, tmp_path / "moved")
+    Listed.labels = {"file_path_": [str(tmp_path / "moved" / name) for name in ("a.png", "b.png")]}
+    assert resume_ldm.known_by(Listed()) == seen[0]
+    assert resume_ldm.known_by(torch.utils.data.TensorDataset(torch.zeros(3))) == "3 images"
 
 
 def test_other_data_under_the_same_name_is_named(tmp_path, capsys):
@@ -204,6 +233,17 @@ def test_states_that_cannot_be_read_are_refused(tmp_path, change, words):
         checkpoint.read()
 
 
+@pytest.mark.parametrize("change, words", [
+    ({"format": 2}, "error: the checkpoint has format 2, and this version reads up to 1; continue another one"),
+    ({"batches": -1}, "error: the checkpoint is at batches -1"),
+])  # fmt: skip
+def test_ldms_checkpoints_that_cannot_be_read_are_refused(change, words):
+    callback = pytest.importorskip("ogdm_core.ldm.resume").ExactResume()
+    callback.load_state_dict({"format": 1, "batches": 0})
+    with pytest.raises(SystemExit, match=words):
+        callback.load_state_dict({"format": 1, "batches": 0} | change)
+
+
 # ---- a run that ends before its time ------------------------------------------------------------
 
 
@@ -233,6 +273,59 @@ def at_step(step: int, act) -> type:
         return batch(self, index)
 
     return acting
+
+
+class Files:
+    """Four images, of which the third one is gone."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, i: int) -> int:
+        return i if i != 2 else len((folder.Path("gone") / "c.png").read_bytes())
+
+
+def _file_of(images: Files, i: int) -> str:
+    return f"gone/{'abcd'[i]}.png"
+
+
+WHY = "gone/c.png cannot be read ([Errno 2] No such file or directory: 'gone/c.png')"
+
+
+@pytest.mark.parametrize("workers", [None, "fork", "spawn"])
+def test_a_batch_that_cannot_be_read_ends_the_run_after_its_step(workers, capsys):
+    images = folder.Named(Files(), _file_of)
+    more = {"num_workers": 1, "multiprocessing_context": workers} if workers else {}
+    stop = folder.Stop()
+    batches = folder.Ahead(iter(torch.utils.data.DataLoader(images, **more)), stop, count=2)
+    assert [next(batches).item(), next(batches).item()] == [0, 1] and not stop.together()
+    batches.look()
+    assert stop.together() and stop.failure == WHY
+    with pytest.raises(SystemExit, match="^1$"):
+        stop.leave("at step 1; --resume continues")
+    assert capsys.readouterr().err == f"error: {WHY}; stopped at step 1; --resume continues\n"
+
+
+def test_a_first_batch_that_cannot_be_read_ends_the_run_before_it(capsys):
+    batches = folder.Ahead(map(folder.Named(Files(), _file_of).__getitem__, [2]), folder.Stop())
+    with pytest.raises(SystemExit, match="^1$"):
+        next(batches)
+    assert capsys.readouterr().err == f"error: {WHY}; stopped before the first step\n"
+
+
+def test_rank_0_says_what_another_rank_could_not_read(monkeypatch, capsys):
+    monkeypatch.setattr(folder, "gather", lambda mine: [mine, WHY])
+    with pytest.raises(SystemExit, match="^1$"):
+        folder.Stop().leave("at step 3")
+    assert capsys.readouterr().err == f"error: {WHY}; stopped at step 3\n"
+
+
+def test_edm_looks_at_no_batch_behind_the_last_step(tmp_path):
+    net = Net()
+    session = train_edm.Session(OGDMConfig(d_width=0.02), net, net, Loss(), torch.optim.Adam(net.parameters()))
+    session.ahead(iter([1]), rounds=2)
+    assert session.stopping(done=True) and not session.stopped
+    assert session.stopping(done=False) and session.stopped and session.stop.failure == "StopIteration"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

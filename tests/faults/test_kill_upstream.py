@@ -67,14 +67,18 @@ class Edm:
         return last(self.folder, "ogdm-state-*.pt") is not None
 
     def check(self, whole: "Edm") -> None:
-        state = "import sys; sys.path.insert(0, '.'); from ogdm_core.edm import compat; compat.install()\n"
-        state += "from pathlib import Path; from tests.edm import edm_tiny; from tests.core.toys import differences\n"
-        state += "a, b = (edm_tiny.state(Path(f), 8) for f in sys.argv[1:])\n"
-        state += "skip = ('/ogdm/tick', '/ogdm/images')\n"
-        state += "assert len(a) > 50; print([n for n in a if n not in skip and differences(a[n], b[n])])"
-        line = [sys.executable, "-c", state, self.folder, whole.folder]
-        done = subprocess.run(line, cwd=self.where, env=environment(self.where), capture_output=True, text=True)
-        assert done.stdout.splitlines()[-1:] == ["[]"], done.stdout + done.stderr[-2000:]
+        same_edm_states(self.where, self.folder, whole.folder, 8)
+
+
+def same_edm_states(where: Path, a: Path, b: Path, kimg: int) -> None:
+    state = "import sys; sys.path.insert(0, '.'); from ogdm_core.edm import compat; compat.install()\n"
+    state += "from pathlib import Path; from tests.edm import edm_tiny; from tests.core.toys import differences\n"
+    state += f"a, b = (edm_tiny.state(Path(f), {kimg}) for f in sys.argv[1:])\n"
+    state += "skip = ('/ogdm/tick', '/ogdm/images')\n"
+    state += "assert len(a) > 50; print([n for n in a if n not in skip and differences(a[n], b[n])])"
+    line = [sys.executable, "-c", state, a, b]
+    done = subprocess.run(line, cwd=where, env=environment(where), capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1:] == ["[]"], done.stdout + done.stderr[-2000:]
 
 
 class Ldm:
@@ -112,7 +116,7 @@ def environment(where: Path) -> dict[str, str]:
 def test_upstream_trainers_end_as_if_never_stopped(patched, data, tmp_path, backbone, times):
     where = patched(backbone.name)
     images = edm_tiny.digits(tmp_path / "digits-8x8.zip") if backbone is Edm else data
-    runs, log, draw = [], tmp_path / "log", random.Random(0)
+    runs, log, draw, took = [], tmp_path / "log", random.Random(0), 0.0
     for name in ("whole", "killed"):
         (tmp_path / name).mkdir()
         runs.append(backbone(tmp_path / name, images))
@@ -124,15 +128,14 @@ def test_upstream_trainers_end_as_if_never_stopped(patched, data, tmp_path, back
             return subprocess.Popen(line, cwd=where, env=environment(where), stdout=file, stderr=file)
 
     for number in [SIGNALS[i % len(SIGNALS)] for i in range(times)]:
-        process = start(runs[1])
-        deadline = time.monotonic() + 300
-        if runs[1].begun():  # later starts: any moment
-            time.sleep(draw.uniform(3, 15))
-        while not runs[1].begun() and process.poll() is None:
-            assert time.monotonic() < deadline, log.read_text()[-3000:]
-            time.sleep(0.02)
-        process.send_signal(number)
-        assert process.wait(120) in (130, 0, 1, -number), log.read_text()[-3000:]
+        with start(runs[1]) as process:
+            began = time.monotonic()
+            time.sleep(draw.uniform(0.5, 1.3) * took)  # of later starts: while it starts, or trains
+            while not runs[1].begun() and process.poll() is None and time.monotonic() < began + 900:
+                time.sleep(0.02)
+            took = took or time.monotonic() - began
+            process.send_signal(number)
+            assert runs[1].begun() and process.wait(300) in (130, 0, 1, -number), log.read_text()[-3000:]
     for run in runs:
-        assert start(run).wait(600) == 0, log.read_text()[-3000:]
+        assert start(run).wait(1200) == 0, log.read_text()[-3000:]
     runs[1].check(runs[0])

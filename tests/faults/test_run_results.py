@@ -15,7 +15,7 @@ import torch
 
 from ogdm_core.images import Images
 from ogdm_core.lock import exclusive
-from run.evaluate import classifier
+from run.evaluate import classifier, metrics
 from run.quickstart import __main__ as quickstart
 from run.quickstart import report, score
 from run.quickstart.runner import Runner
@@ -39,6 +39,13 @@ def test_a_fault_of_ours_keeps_its_traceback(tmp_path, monkeypatch):
     for main, flags in ((toy.main, []), (sweep.main, ["--classifier", str(classifier)])):
         with pytest.raises(ValueError, match="ours"):
             main([*flags, "--out", str(tmp_path)])
+
+
+def test_features_of_1e25_have_the_precision_and_recall_of_small_ones():
+    draw = torch.Generator().manual_seed(0)
+    x, y = (torch.randn(200, 8, generator=draw) for _ in range(2))
+    small, large = (metrics.precision_recall(x * size, 1.3 * y * size) for size in (1.0, 2.0**84))
+    assert 0.5 < small[0] < 0.95 and large == pytest.approx(small, abs=0.02)
 
 
 def test_a_second_quickstart_waits_and_says_for_whom(tmp_path, monkeypatch, capsys):

@@ -676,7 +676,10 @@ def test_adm_data_is_checked_before_training(tmp_path, monkeypatch, fault):
         calls.append(folder)
         return sorted(map(str, Path(folder).glob("*")))
 
-    data_sets = types.SimpleNamespace(_list_image_files_recursively=listed)
+    class Gone(list):
+        local_images = ["a.png", "b.png"]
+
+    data_sets = types.SimpleNamespace(_list_image_files_recursively=listed, ImageDataset=Gone)
     monkeypatch.setattr(data_adm.dist, "get_world_size", lambda: 1)
     defaults = {"data_dir": str(tmp_path), "batch_size": 1, "class_cond": False}
     args = argparse.Namespace(**defaults | flags)
@@ -687,6 +690,8 @@ def test_adm_data_is_checked_before_training(tmp_path, monkeypatch, fault):
         data_adm.check(args, 3, data_sets)
         data_sets._list_image_files_recursively(str(tmp_path))
         assert len(calls) == 1  # upstream's own call is answered from the check's
+        with pytest.raises(checkpoints.DamagedError, match=r"b.png cannot be read \(list index out of range\)"):
+            data_sets.ImageDataset()[1]
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

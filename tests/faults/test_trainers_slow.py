@@ -1,12 +1,13 @@
 """Faults of whole trainings in upstream's own scripts. Run by `run/test.sh --faults` only."""
 
-import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,10 @@ import torch
 import yaml
 
 from ogdm_core import folder
-from tests.adm.test_upstream import OGDM, same_files, training
+from tests.adm.test_upstream import OGDM, log_of, same_files, training, work
 from tests.adm.test_upstream import data as data  # a fixture
 from tests.edm import edm_tiny
+from tests.faults.test_kill_upstream import environment, last, same_edm_states
 from tests.ldm import ldm_tiny
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -28,11 +30,6 @@ def command(where: Path, *argv, ranks: int = 0) -> subprocess.CompletedProcess:
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
     line = [sys.executable, *(launcher if ranks else []), *map(str, argv)]
     return subprocess.run(line, cwd=where, env=environment(where), capture_output=True, text=True)
-
-
-def environment(where: Path) -> dict[str, str]:
-    path = os.pathsep.join(map(str, (where, TESTS.parent, TESTS / "edm", TESTS / "ldm")))
-    return os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "MASTER_PORT": "0"}
 
 
 def contents(folder: Path, *patterns: str) -> dict[Path, bytes]:
@@ -47,10 +44,10 @@ def adm(patched, data, tmp_path_factory):
     """train(name, flags...) runs the trainer; returns what it did and its folder."""
     folder = tmp_path_factory.mktemp("adm")
 
-    def train(name: str, *flags, seed: int = 1):
+    def train(name: str, *flags, seed: int = 1, ranks: int = 1):
         job = training(folder / name, data, *OGDM, *flags, seed=seed)
-        script = TESTS / "adm" / "test_upstream.py"
-        return command(patched("guided-diffusion"), script, "drive", json.dumps([job])), folder / name
+        done = work(patched("guided-diffusion"), "drive", [job], ranks=ranks * (ranks > 1), check=False)
+        return done, folder / name
 
     return train
 
@@ -76,28 +73,38 @@ def test_adm_stops_when_it_diverges_and_keeps_what_is_good(adm):
     assert all(torch.load(p, weights_only=True) for p in now)
 
 
-def test_adm_saves_before_a_picture_that_cannot_be_read(adm, data, tmp_path):
-    bad = Path(shutil.copytree(data, tmp_path / "images")) / "class2_23.png"
-    more = ["--data_dir", bad.parent, "--lr_anneal_steps", 12, "--save_interval", 100]
-    done, whole = adm(tmp_path / "whole", *more)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_adm_saves_before_a_picture_that_cannot_be_read(adm, data, tmp_path, ranks):
+    bad = Path(shutil.copytree(data, tmp_path / "images")) / "class2_23.png"  # two ranks: the second one's
+    more = ["--data_dir", bad.parent, "--lr_anneal_steps", 12, "--save_interval", 100, "--log_interval", 5]
+    done, whole = adm(tmp_path / "whole", *more, ranks=ranks)
     assert done.returncode == 0, done.stderr[-3000:]
     good = bad.read_bytes()
     bad.write_bytes(good[:-30])  # behind its header
-    ended, rest = adm(tmp_path / "rest", *more)
-    saved = max(rest.glob("model*.pt"), default=None)
+    ended, rest = adm(tmp_path / "rest", *more, ranks=ranks)
+    saved = last(rest, "model*.pt")
     assert ended.returncode == 1 and saved and saved.name != "model000000.pt", ended.stderr[-3000:]
+    words = f"error: {bad} cannot be read (.*); stopped at step {int(saved.stem[5:])}; --resume_checkpoint continues"
+    assert re.search(words, ended.stderr) and "Traceback" not in ended.stderr, ended.stderr[-3000:]
+    again, _ = adm(tmp_path / "rest", *more, "--resume_checkpoint", saved, ranks=ranks)
+    assert again.returncode == 1 and "before the first step" in again.stderr, again.stderr[-3000:]
     bad.write_bytes(good)
-    again, _ = adm(tmp_path / "rest", *more, "--resume_checkpoint", saved, seed=9)
+    again, _ = adm(tmp_path / "rest", *more, "--resume_checkpoint", saved, seed=9, ranks=ranks)
     assert again.returncode == 0, again.stderr[-3000:]
+    assert log_of(rest) == log_of(whole)[-len(log_of(rest)) :]  # means since before the stop, too
     same_files(rest, whole, "model000012.pt", "ema*000012.pt", "opt000012.pt", "ogdm000012.pt")
 
 
 def test_adm_names_the_trainer_that_is_in_its_folder(adm, tmp_path):
+    """Before upstream's logger opens, and empties, what the first one writes."""
     folder.claim(tmp_path)
+    logs = [tmp_path / "log.txt", tmp_path / "progress.csv"]
+    for log in logs:
+        log.write_text("of the first one")
     done, _ = adm(tmp_path)
     folder.release()
     assert done.returncode == 1 and f"error: process {os.getpid()} on" in done.stderr, done.stderr[-2000:]
-    assert not list(tmp_path.glob("*.pt"))
+    assert not list(tmp_path.glob("*.pt")) and [log.read_text() for log in logs] == ["of the first one"] * 2
 
 
 # ---- EDM ----------------------------------------------------------------------------------------
@@ -134,6 +141,43 @@ def test_edm_resumes_on_another_number_of_ranks_and_says_so(edm):
     done = train("--duration=0.002", state, "--nosubdir", ranks=2)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "the random states of 1 ranks do not fit this run (2 on cpu)" in done.stdout
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_edm_saves_before_a_picture_that_cannot_be_read(patched, tmp_path, ranks):
+    where, images = patched("edm"), tmp_path / "images"
+    with zipfile.ZipFile(edm_tiny.digits(tmp_path / "digits.zip")) as archive:
+        archive.extractall(images)
+    drawn = command(where, "-c", "from ogdm_core.edm import compat; compat.install()\n"
+                    "from torch_utils import misc; i = iter(misc.InfiniteSampler(range(200), seed=1))\n"
+                    "print([next(i) for _ in range(100)][-1])")  # fmt: skip
+    bad = images / f"{int(drawn.stdout):05d}.png"  # of the fifth step; two ranks: the second one's
+    flags = [*edm_tiny.TINY, *edm_tiny.OGDM, f"--data={images}", "--batch=20", "--batch-gpu=5", "--seed=1"]
+
+    def train(name: str, *more):
+        out = [f"--outdir={tmp_path / name}", "--duration=0.001"]
+        return command(where, where / "train.py", *flags, *out, *more, ranks=ranks)
+
+    done = train("whole")
+    assert done.returncode == 0, done.stderr[-3000:]
+    good = bad.read_bytes()
+    if ranks == 1:
+        bad.write_bytes(good[:-30])
+    else:
+        bad.unlink()
+        bad.symlink_to("gone")
+    ended = train("rest")
+    saved = tmp_path / "rest" / "training-state-000000.pt"
+    words = (
+        f"error: {bad} cannot be read (.*); stopped at 0.08 kimg; --resume: the newest complete checkpoint is {saved}"
+    )
+    said = ended.stdout  # upstream's logger sends stderr there, too
+    assert ended.returncode == 1 and re.search(words, said) and "Traceback" not in said, said + ended.stderr[-3000:]
+    bad.unlink()
+    bad.write_bytes(good)
+    again = train("rest", f"--resume={saved}")
+    assert again.returncode == 0, again.stderr[-3000:]
+    same_edm_states(where, tmp_path / "rest", tmp_path / "whole", 1)
 
 
 # ---- LDM ----------------------------------------------------------------------------------------
