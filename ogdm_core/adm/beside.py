@@ -7,6 +7,7 @@ Weights that were trained with another number of heads load without an error, an
 import argparse
 import json
 import os
+from collections.abc import Callable
 from typing import Any
 
 from guided_diffusion import image_datasets
@@ -53,16 +54,18 @@ def read(weights: str) -> tuple[str, dict[str, Any]]:
         return path, dict(json.loads(file.read()))
 
 
-def adopt(parser: argparse.ArgumentParser, *weights: str) -> None:
+def adopt(parser: argparse.ArgumentParser, *weights: str, where: Callable[[Any], Any] = bool) -> None:
     """Lets a parser take the model flags that are not on its command line from the file beside the weights.
 
     weights   the destinations of the flags that name them; the first that is given counts
+    where     says of the parsed flags whether the command is ours; upstream's own keeps upstream's defaults
     """
     parse, known = parser.parse_known_args, {*model_and_diffusion_defaults(), "num_classes"}
 
     def parse_with_theirs(args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         names = {action.dest for action in parser._actions}
-        path = next(filter(None, map(vars(parse(args, namespace)[0]).get, weights)), "")
+        given = parse(args, namespace)[0]
+        path = next(filter(None, map(vars(given).get, weights)), "") if where(given) else ""
         try:
             theirs = read(path)[1]
         except (ValueError, OSError) as error:

@@ -26,16 +26,15 @@ class Sampling:
         self.args, self.diffusion = args, diffusion
         if args.clip_denoised is None:  # upstream's default, and the paper's for these two
             args.clip_denoised = args.sampler in (None, "euler", "stochastic")
-        if theirs := beside.check(args.model_path, args, "--model_path"):
-            logger.log(f"model flags that are not given are those of {theirs}")
         if args.sampler:
+            theirs = beside.check(args.model_path, args, "--model_path")
             fewstep.check_grid(schedule_of(diffusion), vars(args))
             logger.log(f"predicted x_0 clipped: {args.clip_denoised}")
-            if not theirs:
-                logger.log(
-                    f"assuming --num_heads {args.num_heads}, --num_head_channels "
-                    f"{args.num_head_channels}: weights of other heads load all the same, and sample wrongly"
-                )
+            logger.log(
+                f"model flags that are not given are those of {theirs}" if theirs else
+                f"assuming --num_heads {args.num_heads}, --num_head_channels "
+                f"{args.num_head_channels}: weights of other heads load all the same, and sample wrongly"
+            )  # fmt: skip
         self.first = dist.get_rank() * args.batch_size
 
     @staticmethod
@@ -48,7 +47,7 @@ class Sampling:
                                  "set")  # fmt: skip
         # None means "not given": S-PNDM, F-PNDM and Heun do not clip by default.
         parser.set_defaults(clip_denoised=None)
-        beside.adopt(parser, "model_path")
+        beside.adopt(parser, "model_path", where=lambda args: args.sampler)
 
     def labels(self, classes: Tensor) -> Tensor:
         """The labels [N] of the next batch, in place of upstream's draw."""

@@ -96,7 +96,12 @@ def add_train_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--grid_nfe", default=10, type=number(int, 1), metavar="INT",
                         help="network evaluations of those samples (default: 10)")  # fmt: skip
     parser.add_argument("--sync_gradients", default=False, type=str2bool, metavar="BOOL", help=sync)
-    beside.adopt(parser, "resume_checkpoint", "init_checkpoint")
+    beside.adopt(parser, "resume_checkpoint", "init_checkpoint", where=_ours)
+
+
+def _ours(flags: argparse.Namespace) -> bool:
+    """Whether a training asks for more than upstream's."""
+    return bool(flags.ogdm or flags.init_checkpoint)
 
 
 class ObservedDiffusion:
@@ -144,7 +149,7 @@ class ObservedLoop(Upstream):
             folder.agree(vars(flags))
             self.fingerprint = folder.fingerprint(flags.data_dir) if flags.data_dir and dist.get_rank() == 0 else ""
         weights, given_as = self.resumed or self.init_checkpoint, f"--{'resume' if self.resumed else 'init'}_checkpoint"
-        if theirs := beside.check(weights, flags, given_as):
+        if _ours(flags) and (theirs := beside.check(weights, flags, given_as)):
             logger.log(f"model flags that are not given are those of {theirs}")
         if config and self.resumed:
             rates = [float(rate) for rate in str(flags.ema_rate).split(",")]
