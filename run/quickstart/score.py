@@ -5,10 +5,11 @@
 Writes rows.json, some samples of each cell to rows.npz, and to rows.jsonl a line per cell that is done.
 """
 
+import argparse
 import json
 import re
 import sys
-from argparse import ArgumentTypeError
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,8 @@ from ogdm_core.diffusers.model import check_model
 from ogdm_core.files import atomic_write, check_writable, sha256, write_json
 from ogdm_core.nfe import DISCRETISATIONS
 from ogdm_core.samplers import sample
-from run.evaluate import classifier as features
-from run.evaluate import metrics
+from run.evaluate import classifier, metrics
+from run.evaluate.features import load_features
 from run.sampling import BATCH, Model
 
 GRID = {
@@ -42,7 +43,7 @@ def time_grids(text: str) -> dict[str, str]:
         cells(",".join(filter(None, found)))
     if wrong := set(found.values()) - set(DISCRETISATIONS):
         known = ", ".join(DISCRETISATIONS)
-        raise ArgumentTypeError(f"{sorted(wrong)[0]!r} is no time grid; use one of {known}")
+        raise argparse.ArgumentTypeError(f"{sorted(wrong)[0]!r} is no time grid; use one of {known}")
     return found
 
 
@@ -58,19 +59,32 @@ def denoised(model: Model, noise: Tensor, discretisation: str) -> Tensor:
 def classifier_path(out: Path, data: str) -> Path:
     """Where the classifier of this data set is, or will be; other code has another file."""
     name = re.sub(r"[^a-z0-9]+", "_", data.lower())
-    return out / f"classifier-{name}-{sha256(features.__file__)[:8]}.pt"
+    return out / f"classifier-{name}-{sha256(classifier.__file__)[:8]}.pt"
 
 
 def ensure_classifier(out: Path, data: str) -> Path:
     """The classifier whose features FID and recall are measured in."""
     path = classifier_path(out, data)
     try:
-        features.load_classifier(path)
+        classifier.load_classifier(path)
     except ValueError:  # absent or damaged
         print("training a classifier whose features FID is measured in", flush=True)
         images = data_sets.load(data)
-        features.save_classifier(path, *features.train_classifier(images))
+        classifier.save_classifier(path, *classifier.train_classifier(images))
     return path
+
+
+def net_of(args: argparse.Namespace, images: data_sets.Images) -> tuple[Callable[[Tensor], Tensor], float | None]:
+    """(features [N, D] of images [N, C, H, W] in [-1, 1], the accuracy of a classifier)."""
+    if args.features or args.weights:
+        net = load_features(args.features, args.weights)
+        return lambda x: torch.cat([net(data_sets.to_uint8(part)) for part in x.split(64)]), None
+    if args.classifier:
+        trained, accuracy = classifier.load_classifier(args.classifier, images)
+    else:
+        print("training a classifier whose features FID is measured in", flush=True)
+        trained, accuracy = classifier.train_classifier(images)
+    return trained.features, accuracy
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -89,6 +103,8 @@ def main(argv: list[str] | None = None) -> int:
         "model's own)")  # fmt: skip
     add("--keep", type=number(int, 0), default=24, help="images per cell to keep (default: 24)")
     add("--classifier", type=Path, help="from save_classifier; absent: trained here")
+    add("--features", metavar="NET", help="a feature net in its place, one of those that run/evaluate.sh takes")
+    add("--weights", type=Path, metavar="FILE", help="Inception's weights, likewise")
     add("--jobs", type=number(int, 1), default=1, help="cells side by side (default: 1)")
     add("--noise-seed", type=number(int, 0, 2**63), default=0, help="seed of x_T (default: 0)")
     args = p.parse_args(argv)
@@ -96,16 +112,12 @@ def main(argv: list[str] | None = None) -> int:
         check_model(args.model)
         check_writable(args.output)
         images = data_sets.load(args.data, args.size)
-        if args.classifier:
-            classifier, accuracy = features.load_classifier(args.classifier, images)
-        else:
-            print("training a classifier whose features FID is measured in", flush=True)
-            classifier, accuracy = features.train_classifier(images)
+        features, accuracy = net_of(args, images)
         model, real_images = Model(args.model), images.all()
         most, steps = max(nfe for _, nfe in args.cells), model.schedule.T
         if most > steps:
             raise ValueError(f"{args.model} has {steps} time steps; the grid of NFEs needs {most}")
-    real = classifier.features(real_images)
+    real = features(real_images)
     half = real[torch.randperm(len(real), generator=torch.Generator().manual_seed(0))]
     half_fid = metrics.fid(*half.tensor_split(2))
     generator = torch.Generator().manual_seed(args.noise_seed)
@@ -119,7 +131,7 @@ def main(argv: list[str] | None = None) -> int:
     def score(cell: tuple[str, int]) -> tuple[dict[str, Any], Tensor]:
         sampler, nfe = cell
         x = model.draw(noise, sampler, nfe, discretisation=times(sampler, nfe), batch=batch)
-        fake = classifier.features(x)
+        fake = features(x)
         fid, (precision, recall) = metrics.fid(real, fake), metrics.precision_recall(real, fake)
         return {"sampler": sampler, "times": times(sampler, nfe), "nfe": nfe, "fid": fid,
                 "recall": recall, "precision": precision,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ogdm_core.cli import errors_in_one_line
 from ogdm_core.diffusers.model import check_model
+from run.evaluate.features import check_features
 from run.launch import module
 from run.presets import EXPERIMENTS
 from run.quickstart.flags import to_argv, trainer_flags
@@ -18,8 +19,8 @@ from run.tables.jobs import Job, chain
 from run.tables.workflow import workflow
 
 
-def score_job(args: argparse.Namespace, arm: Arm, classifier: Path) -> Job:
-    """The job that leaves the FIDs of one fine-tune; it needs the job that trains."""
+def score_job(args: argparse.Namespace, arm: Arm, net: dict[str, str | Path]) -> Job:
+    """The job that leaves the FIDs of one fine-tune in a net's features; it needs the job that trains."""
     data, model = (
         str(Path(name).absolute()) if Path(name).exists() and name not in EXPERIMENTS else name
         for name in (args.data, args.model)
@@ -32,11 +33,12 @@ def score_job(args: argparse.Namespace, arm: Arm, classifier: Path) -> Job:
         lambda folder: module("ogdm_core.diffusers", *words, "--output", folder), "unet",
         inputs=(f"{model}/unet/diffusion_pytorch_model.safetensors", data),
     )  # fmt: skip
-    score_words = to_argv({"data": data, "classifier": classifier} | scoring)
+    score_words = to_argv({"data": data} | net | scoring)
+    named = {"features": args.features} if args.features else {}
     return Job(
-        arm.name, "score", args.out, scoring,
+        arm.name, "score", args.out, scoring | named,
         lambda folder: module("run.quickstart.score", train.folder, *score_words, "--output", folder / "scores.json"),
-        "scores.json", needs=(train,), inputs=(str(classifier),),
+        "scores.json", needs=(train,), inputs=() if named else tuple(map(str, net.values())),
     )  # fmt: skip
 
 
@@ -48,9 +50,13 @@ def main(argv: list[str] | None = None) -> int:
         check_model(args.model)
         if not args.dry_run:
             args.out.mkdir(parents=True, exist_ok=True)
-        find = classifier_path if args.dry_run else ensure_classifier
-        classifier = (args.classifier or find(args.out, args.data)).absolute()
-    jobs = [score_job(args, arm, classifier) for arm in args.arms]
+        if args.features or args.weights:
+            check_features(args.features, args.weights)
+            net = {"features": args.features} if args.features else {"weights": args.weights.absolute()}
+        else:
+            find = classifier_path if args.dry_run else ensure_classifier
+            net = {"classifier": (args.classifier or find(args.out, args.data)).absolute()}
+    jobs = [score_job(args, arm, net) for arm in args.arms]
     if args.dry_run:
         for job in chain(jobs):
             print(f"# {job.name}{' (done)' if job.record() else ''}\n{job.command()}")

@@ -57,6 +57,8 @@ def parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
     add("--model", default=str(experiment["model"]), help=words)
     add("--data", default=DATA, help="digits, mnist, an .npz or a folder (default: %(default)s)")
     add("--classifier", type=Path, help="its features give FID (default: one that is trained here)")
+    add("--features", metavar="NET", help="a feature net in its place, one of those that run/evaluate.sh takes")
+    add("--weights", type=Path, metavar="FILE", help="Inception's weights, likewise")
     add("--steps", type=count, default=2000, help="steps of each fine-tune (default: %(default)s)")
     words = "images per sampler and NFE (default: %(default)s)"
     add("--samples", type=cli.number(int, 100), default=2500, help=words)

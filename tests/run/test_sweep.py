@@ -7,6 +7,8 @@ import pytest
 pytest.importorskip("matplotlib")
 pytest.importorskip("diffusers")
 
+from PIL import Image  # noqa: E402
+
 from run.sweep import __main__ as sweep  # noqa: E402
 from run.sweep import report  # noqa: E402
 from run.sweep.flags import parse  # noqa: E402
@@ -18,7 +20,7 @@ def jobs_of(argv, tmp_path):
     args = parse([*argv, "--out", str(tmp_path)])
     classifier = tmp_path / "classifier.pt"
     classifier.touch()
-    return args, args.arms, [sweep.score_job(args, arm, classifier) for arm in args.arms]
+    return args, args.arms, [sweep.score_job(args, arm, {"classifier": classifier}) for arm in args.arms]
 
 
 def test_the_fine_tunes_are_those_of_the_datas_quickstart(tmp_path):
@@ -103,3 +105,22 @@ def test_a_small_sweep_runs_and_a_second_time_does_nothing(tmp_path, capfd):
     assert (tmp_path / "sweep.png").is_file()
     assert sweep.main(argv) == 0
     assert "4 jobs, 0 to do" in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_feature_net_scores_images_without_labels(tmp_path, capfd):
+    pytest.importorskip("snakemake", reason="pip install -e '.[tables]' brings snakemake")
+    pictures, out = tmp_path / "pictures", tmp_path / "out"
+    pictures.mkdir()
+    for i in range(80):
+        Image.effect_noise((8, 8), 20 + i).save(pictures / f"{i}.png")
+    argv = [*SMALL, "--data", str(pictures), "--set", "k=0.2", "--set", "rho=2", "--out", str(out)]
+    with pytest.raises(SystemExit):
+        sweep.main(argv)
+    assert "no labels" in capfd.readouterr().err
+    with pytest.raises(SystemExit):
+        sweep.main([*argv, "--features", "nowhere:net"])
+    assert "there is no module nowhere" in capfd.readouterr().err
+    assert sweep.main([*argv, "--features", "pixels"]) == 0
+    (row,) = json.loads((out / "sweep.json").read_text())["rows"]
+    assert row["fid"] > 0 and not list(out.glob("classifier*"))
