@@ -6,6 +6,7 @@ LDM                   OGDMConfig.from_mapping     model.params.ogdm.k: 0.2
 """
 
 import argparse
+import re
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import fields
@@ -97,7 +98,6 @@ def whole_numbers(text: str) -> list[int]:
     """The type of a click option, 16,8; an empty text has none."""
     import click
 
-    try:
-        return [int(number) for number in text.split(",") if number]
-    except ValueError as error:
-        raise click.BadParameter(f"{text} is no list of whole numbers; give one as in 16,8") from error
+    if not re.fullmatch(r"(\d+(,\d+)*)?", text):
+        raise click.BadParameter(f"{text} is no list of whole numbers; give one as in 16,8")
+    return [int(number) for number in text.split(",") if number]

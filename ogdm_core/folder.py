@@ -175,15 +175,19 @@ class Stop:
         average([flag])
         return bool(flag > 0)
 
-    def leave(self, where: str) -> NoReturn:
+    def leave(self, where: str, log: Callable[[str], object] | None = None) -> NoReturn:
         """Ends the command on all ranks, which call it when they have saved: exit code 1 with a failure, else 130.
 
         where   the run stopped, and how it is continued
+        log     a trainer's own, which prints on stdout, too
         """
         failures = [failure for failure in gather(self.failure) if failure]
         if rank() == 0:
             why = f"error: {failures[0]}; stopped" if failures else "stopped by a signal"
-            print(f"{why} {where}", file=sys.stderr if failures else sys.stdout, flush=True)
+            if log:
+                log(f"{why} {where}")
+            if failures or not log:
+                print(f"{why} {where}", file=sys.stderr if failures else sys.stdout, flush=True)
         gather(None)  # a launcher ends the others when the first one ends
         raise SystemExit(1 if failures else STOPPED)
 
@@ -238,16 +242,21 @@ class Ahead:
         if not self._next:
             self.look()
             if self.stop.together(self.device):
-                self.stop.leave("before the first step")
+                self.stop.leave("before the first step of this start; nothing was saved")
         return self._next.popleft()
 
     def look(self) -> None:
-        """Fetches the batches of the next step; not for the step after the last, which may have none."""
+        """Fetches the batches of the next step; not for the step after the last, which may have none.
+
+        Ctrl-C reaches data workers, too, and they end at once: their failure is none of the data's.
+        """
+        if self.stop.asked:
+            return
         try:
             while len(self._next) < self.count:
                 self._next.append(next(self.batches))
         except Exception as error:  # noqa: BLE001  whatever a data set raises
-            self.stop.failure = _last_line(error)
+            self.stop.failure = "" if self.stop.asked else _last_line(error)
 
 
 def _last_line(error: Exception) -> str:

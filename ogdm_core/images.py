@@ -116,7 +116,7 @@ class Folder(Images):
             if not (size or exact or side == self.size):
                 raise ImageError(
                     f"{root}: the squares in the middle of {self.files[0].name} and {path.name} are of {self.size} "
-                    f"and {side} pixels; give --size, or bring them to one by run/prepare_data.sh folder"
+                    f"and {side} pixels; bring them to one by run/prepare_data.sh folder, or by --size"
                 )
 
     def __len__(self) -> int:

@@ -234,7 +234,7 @@ class ObservedLoop(Upstream):
             if self.step % self.log_interval == 0:
                 logger.dumpkvs()
             self.save()
-            self.stop.leave(f"at {self._now()}; --resume_checkpoint continues from there")
+            self.stop.leave(f"at {self._now()}; --resume_checkpoint continues from there", logger.log)
 
     def _draw_grid(self) -> None:
         """Every --grid_interval steps rank 0 draws samples of the first average's, in a copy of the network."""

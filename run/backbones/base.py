@@ -298,6 +298,9 @@ class Dnnlib(Torchrun):
 
     def pickle(self, third_party: Path) -> Any:
         """A pickle module that knows upstream's classes and refuses code."""
+        other = sys.modules.get("training")
+        if other and Path(other.__path__[0]).parent.name != self.folder:
+            raise ValueError("EDM's and EDM2's code share their modules' names; open their files by two commands")
         self.put_on_path(third_party)
         compat = import_module(f"ogdm_core.{self.name}.compat")
         compat.install()

@@ -310,7 +310,7 @@ def test_a_first_batch_that_cannot_be_read_ends_the_run_before_it(capsys):
     batches = folder.Ahead(map(folder.Named(Files(), _file_of).__getitem__, [2]), folder.Stop())
     with pytest.raises(SystemExit, match="^1$"):
         next(batches)
-    assert capsys.readouterr().err == f"error: {WHY}; stopped before the first step\n"
+    assert capsys.readouterr().err == f"error: {WHY}; stopped before the first step of this start; nothing was saved\n"
 
 
 def test_rank_0_says_what_another_rank_could_not_read(monkeypatch, capsys):
@@ -439,3 +439,22 @@ def test_a_lost_output_without_a_descriptor_leaks_none(monkeypatch):
     for _ in range(20):
         assert lost.write("step") == 4
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("signalled", [True, False])
+def test_ctrl_c_that_ends_data_workers_is_no_failure_of_the_data(signalled):
+    stop = folder.Stop()
+
+    def batches():
+        yield 1
+        stop.asked = signalled
+        raise RuntimeError("DataLoader worker (pid 7) exited unexpectedly")
+
+    ahead = folder.Ahead(batches(), stop)
+    assert next(ahead) == 1
+    ahead.look()
+    assert bool(stop.failure) != signalled and stop.together()
+    stop.failure = ""
+    if signalled:
+        ahead.look()  # asks for no batch any more
+        assert stop.failure == ""

@@ -116,7 +116,7 @@ def test_a_grey_picture_among_others_is_found_before_training(tmp_path):
 def test_pictures_of_several_sizes_want_a_size(tmp_path):
     (tmp_path / "a.png").write_bytes(png(PIXELS[0]))
     (tmp_path / "b.png").write_bytes(png(PIXELS[0, :, :6]))
-    with pytest.raises(ValueError, match="a.png and b.png are of 8 and 6 pixels; give --size"):
+    with pytest.raises(ValueError, match="a.png and b.png are of 8 and 6 pixels; bring them to one"):
         load(str(tmp_path))
     assert load(str(tmp_path), 4).all().shape == (2, 3, 4, 4)
 
