@@ -1,5 +1,8 @@
 """Trainers written for CUDA, on a CPU: what EDM, EDM2 and SiT share. Nothing here is used where there is CUDA."""
 
+import time
+from typing import Any
+
 import torch
 
 from .distributed import leave_at_exit
@@ -25,12 +28,21 @@ def run_ddp_without_device_ids() -> None:
 
 
 def start_gloo_for_nccl() -> None:
-    """Upstreams start NCCL by name and pick a CUDA device; a CPU uses gloo and has no device to pick."""
-    start = torch.distributed.init_process_group
+    """Upstreams start NCCL by name and pick a CUDA device; a CPU uses gloo and has no device to pick.
+
+    gloo's threads drop the tensors of the last collective a little later, for which they need the interpreter's lock;
+    a process group that is freed keeps it and waits for them, for ever. So the group's end waits first.
+    """
+    start, end = torch.distributed.init_process_group, torch.distributed.destroy_process_group
 
     def init_process_group(backend=None, *args, **kwargs):
         start("gloo" if backend == "nccl" else backend, *args, **kwargs)
         leave_at_exit()
 
+    def destroy_process_group(group: Any = None) -> None:
+        time.sleep(0.1)
+        end(group)
+
     torch.distributed.init_process_group = init_process_group
+    torch.distributed.destroy_process_group = destroy_process_group
     torch.cuda.set_device = lambda device: None
