@@ -62,6 +62,7 @@ GUARDED = {
         "ldm/sample.py: instantiate_from_config": BUILD,
     },
     "run": {
+        "backbones/base.py: pickle.load": "pickle is compat.careful_pickle",
         "backbones/edm.py: pickle.load": "pickle is compat.careful_pickle",
     },
 }  # fmt: skip
