@@ -40,7 +40,7 @@ def start_gloo_for_nccl() -> None:
         leave_at_exit()
 
     def destroy_process_group(group: Any = None) -> None:
-        time.sleep(0.1)
+        time.sleep(0.3)
         end(group)
 
     torch.distributed.init_process_group = init_process_group
