@@ -14,10 +14,12 @@ import torch
 
 from .. import checkpoints, trust, vision
 from ..cpu import device, run_ddp_without_device_ids, start_gloo_for_nccl
+from ..distributed import print_once
 
 __all__ = ["autoencoder", "cuda_or_not", "device", "find_model", "install", "tiny"]  # the patches'
 
 SCALE = 0.18215  # upstream's, of latents
+tell = functools.cache(print_once)  # the same of a network and of its average once
 
 
 @functools.cache
@@ -72,16 +74,20 @@ def weights(read: dict[str, Any]) -> Weights:
 
 
 def heads(state: Weights) -> int | None:
-    """The attention heads of a network, which its weights do not show; None where they are not known."""
+    """The attention heads that a file says, or those of upstream's models of its width; None for another width."""
     return state.flags.get("num_heads", HEADS.get(state["pos_embed"].shape[-1]))
 
 
 def load(network: Any, state: Weights, where: str, advice: str) -> None:
-    """Loads weights; ends the program for those of another network."""
+    """Loads weights; ends the program for those of another network. Prints a line where the heads are not known."""
     try:
         network.load_state_dict(state)
-        there = heads(state)
-        why = f"num_heads: {there} there, {network.num_heads} here" if there not in (None, network.num_heads) else ""
+        here, usual = network.num_heads, heads(state)
+        there = state.flags.get("num_heads", here)
+        why = f"num_heads: {there} there, {here} here" if there != here else ""
+        if "num_heads" not in state.flags:
+            tell(f"OGDM: {where} does not say how many attention heads it has; {here} are taken"
+                 + (f" (upstream's models of this width have {usual})" if usual else ""))  # fmt: skip
     except (RuntimeError, AttributeError, TypeError) as error:
         why = str(error).strip().splitlines()[-1].strip()
     if why:

@@ -92,7 +92,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 class Run:
     """What upstream's main() calls as it goes. Without flags of ours every call gives back what it was given.
 
-    args         upstream's flags; ours are taken out of it, and --ckpt, whose own code cannot work
+    `average` alone makes a difference then: without it upstream cannot sample a network of fewer than 1000 classes.
+
+    args         upstream's flags; ours are taken out of it, and --ckpt, whose own code cannot work. A resume with
+                 another global batch adds `batch_since` to it: the steps done, the epoch and its images at that time
     update_ema   upstream's function
     """
 
@@ -112,7 +115,9 @@ class Run:
         self.state = compat.checkpoint(self.resumed) if self.resumed else {}
         self.ours = _read(self.resumed) if self.resumed and self.config is not None else {}
         self.done = self._steps_done()
-        self.batch = compat.weights(self.state).flags.get("global_batch_size", args.global_batch_size)  # of those steps
+        of_run = compat.weights(self.state).flags
+        self.batch = of_run.get("global_batch_size", args.global_batch_size)  # of the steps since the next line's
+        self.since = of_run.get("batch_since", (0, 0, 0))
         self.seeded: Seeded | None = None
         self.saved = self.resumed
         self.ema: torch.nn.Module | None = None
@@ -144,14 +149,18 @@ class Run:
     def average(self, ema: torch.nn.Module) -> None:
         """Puts the average of --ckpt back, which upstream has just replaced by the network's weights.
 
-        Upstream samples it with labels below 1000, and 1000 for none: a network of fewer classes takes its own.
+        Upstream samples it with labels below 1000, and 1000 for none: a network of fewer classes takes its own, of
+        which `classes` is none.
         """
         self.ema, classes = ema, self.args.num_classes
+
+        def own(_: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            y = torch.where(args[0] > classes, args[0] % classes, args[0])
+            return (torch.where(args[0] == 1000, classes, y), *args[1:])
+
         if classes < 1000:
             embedder: Any = ema.y_embedder
-            embedder.register_forward_pre_hook(
-                lambda _, args: (torch.where(args[0] == 1000, classes, args[0] % classes), *args[1:])
-            )
+            embedder.register_forward_pre_hook(own)
         if self.resumed:
             ema.load_state_dict(self.state["ema"])
             self.state = {}
@@ -179,17 +188,28 @@ class Run:
         """Upstream's sampler, from the place in the data where --ckpt stood."""
         if self.seeded is not None:
             self.seeded.sampler = sampler
-        batches = [b // world() for b in (self.args.global_batch_size, self.batch)]
-        self.per_epoch, before = (len(sampler) // batch for batch in batches)
-        if self.per_epoch == 0:
-            raise SystemExit(f"error: --global-batch-size: {self.args.global_batch_size} is more than the images")
-        if not self.done:
-            return sampler
-        epoch, done = divmod(self.done, max(before, 1))
-        if self.batch != self.args.global_batch_size:
-            print_once(f"OGDM: --global-batch-size was {self.batch}; the run goes on behind {done * self.batch} images "
-                       f"of epoch {epoch}")  # fmt: skip
-        return Resumed(sampler, epoch, done * batches[1])
+        batch, all_images = self.args.global_batch_size, len(sampler) * world()
+        if all_images < batch:
+            raise SystemExit(f"error: --global-batch-size: {batch} is more than the images")
+        epoch, images = self._place(all_images)
+        if batch != self.batch:
+            print_once(f"OGDM: --global-batch-size was {self.batch}; the run goes on behind {images} images of epoch "
+                       f"{epoch}")  # fmt: skip
+            self.since = (self.done, epoch, images)
+        if any(self.since):
+            self.args.batch_since = self.since
+        left = (all_images - images) // batch + (self.args.epochs - epoch - 1) * (all_images // batch)
+        self.steps = self.done + left
+        return Resumed(sampler, epoch, images // world()) if self.done else sampler
+
+    def _place(self, all_images: int) -> tuple[int, int]:
+        """The epoch that --ckpt stood in, and how many images of it were behind; 0 and 0 for a new run."""
+        before, epoch, images = self.since
+        steps, left = self.done - before, (all_images - images) // self.batch
+        if steps < left:
+            return epoch, images + steps * self.batch
+        more, steps = divmod(steps - left, max(all_images // self.batch, 1))
+        return epoch + 1 + more, steps * self.batch
 
     def observe(self, model: Any, transport: Any) -> None:
         """Builds the observer, with its state of --ckpt, and lets it see each loss that `transport` computes."""
@@ -198,12 +218,11 @@ class Run:
         self.model = model
         self.schedule = schedule_of(self.args.path_type)
         side, device = self.args.image_size // 8, next(model.parameters()).device
-        steps = self.per_epoch * self.args.epochs
         self.eps_fn = make_eps_fn(model, self.schedule, self.args.prediction, edge_of(self.args))
         one = {"y": torch.zeros(1, dtype=torch.long, device=device)}
         self.observer = Observer(
             OGDMConfig.from_mapping(self.config.to_dict()), self.schedule, 4, side, labels=self.args.num_classes,
-            device=device, steps=steps, denoiser=lambda x, t: self.eps_fn(x, t, one),
+            device=device, steps=self.steps, denoiser=lambda x, t: self.eps_fn(x, t, one),
         )  # fmt: skip
         print_once(f"OGDM: {self.observer.about_d()}")
         if self.ours:

@@ -73,7 +73,7 @@ def checks() -> None:
                                   epochs=1, train_eps=None, global_batch_size=16, **ours)  # fmt: skip
         run = train.Run(args, None)
         assert vars(args).keys() & {"ogdm", "ogdm_d_width", "init"} == set()
-        run.per_epoch = 1
+        run.steps = 1
         run.observe(model, transport)
         told, observe = {}, run.observer.observe
 
@@ -89,6 +89,11 @@ def checks() -> None:
         assert torch.equal(run.labels == K, dropped) and bool(run.emission.isfinite().all())
         again = told["eps_fn"](told["x_t"], told["t"], told["cond"])
         assert again.shape == x_1.shape
+        run.average(model)
+        model.y_embedder(torch.tensor([3, 5, 7, 999, 1000]), False)
+        assert run.labels.tolist() == [3, 5, 2, 4, 5]
+    wide = models.SiT(input_size=8, patch_size=2, hidden_size=384, depth=1, num_heads=2, num_classes=K)
+    compat.load(wide, compat.weights(wide.state_dict()), "FILE", "other flags")
 
 
 def opened(clone: str, file: str) -> None:

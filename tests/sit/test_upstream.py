@@ -128,11 +128,26 @@ def test_a_resumed_run_is_one_that_never_stopped(runs):
 
 
 def test_another_batch_goes_on_at_the_same_image(runs, patched):
-    """Behind two steps of 20 images there are two steps of 10 left in an epoch of 60; six make the next."""
-    case = words(runs, "rebatched", *OGDM, f"--ckpt={checkpoints(runs, 'ogdm') / '0000002.pt'}")
-    said = drive(patched("SiT"), runs, [case[0], [*case[1], "--global-batch-size=10"]])
-    assert "OGDM: --global-batch-size was 20; the run goes on behind 40 images of epoch 0" in said
-    assert sorted(p.name for p in checkpoints(runs, "rebatched").glob("0*"))[-1] == "0000010.pt"
+    """Behind two steps of 20 images there are two steps of 10 left in an epoch of 60; six make the next.
+
+    A resume in the first epoch, between the two or in the second goes on as the run does. All end plain, for 2 of 10.
+    """
+
+    def case(out: str, first: Path) -> list:
+        more = ["--ogdm-plain-end=0.2", "--global-batch-size=10", "--ckpt-every=1", f"--ckpt={first}"]
+        return words(runs, out, *OGDM, *more)
+
+    folder = runs / "rebatched" / "000-SiT-S-2-Linear-velocity-None" / "checkpoints"
+    said = drive(patched("SiT"), runs, case("rebatched", checkpoints(runs, "ogdm") / "0000002.pt"),
+                 *(case(f"again{step}", folder / f"{step:07d}.pt") for step in (3, 4, 6)))  # fmt: skip
+    assert said.count("OGDM: --global-batch-size was 20; the run goes on behind 40 images of epoch 0") == 1
+    observed = ["emission" in line for line in said if "skipped" in line]
+    assert observed == [step < 8 for first in (2, 3, 4, 6) for step in range(first, 10)]
+    assert max(p.name for p in folder.glob("0*")) == "0000010.pt"
+    for out in ("again3", "again4", "again6"):
+        assert max(p.name for p in checkpoints(runs, out).glob("0*")) == "0000010.pt"
+        for name in ("0000010.pt", "ogdm-0000010.pt"):
+            assert same(checkpoints(runs, out) / name, folder / name), (out, name)
 
 
 def test_two_ranks_stay_together(runs, patched):
@@ -143,7 +158,11 @@ def test_two_ranks_stay_together(runs, patched):
 
 
 def test_formulas_and_labels_are_upstreams(patched, house):
-    drive(patched("SiT"), house, ["checks", []])
+    said = drive(patched("SiT"), house, ["checks", []])
+    text = (
+        "OGDM: FILE does not say how many attention heads it has; 2 are taken (upstream's models of this width have 6)"
+    )
+    assert text in said and "REFUSED" not in "".join(said), said
 
 
 def test_latents_on_disk_are_the_autoencoders(runs):
