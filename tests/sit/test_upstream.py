@@ -162,7 +162,7 @@ def test_formulas_and_labels_are_upstreams(patched, house):
     text = (
         "OGDM: FILE does not say how many attention heads it has; 2 are taken (upstream's models of this width have 6)"
     )
-    assert text in said, said
+    assert text in said and "REFUSED" not in "".join(said), said
 
 
 def test_latents_on_disk_are_the_autoencoders(runs):
