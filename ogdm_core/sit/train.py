@@ -8,6 +8,7 @@ Upstream's time runs from noise (0) to data (1), ours from data to noise: t = 1 
 """
 
 import argparse
+import inspect
 import itertools
 import math
 from collections.abc import Callable, Iterator
@@ -106,7 +107,7 @@ class Run:
         self.resumed, self.init = args.ckpt, args.init
         self.latents, self.lr = args.latents, args.lr
         if args.ema is not None:
-            update_ema.__defaults__ = (args.ema,)
+            inspect.unwrap(update_ema).__defaults__ = (args.ema,)  # inside torch.no_grad's wrapper
         for name in [n for n in vars(args) if n.startswith("ogdm") or n in ("init", "latents", "lr", "ema")]:
             delattr(args, name)
         args.ckpt = None
