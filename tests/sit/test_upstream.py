@@ -83,7 +83,7 @@ def runs(patched, pristine, house) -> Path:
     drive(
         patched("SiT"), house, words(house, "plain"), words(house, "ogdm", *heun),
         words(house, "gvp", *OGDM, "--path-type=GVP", "--prediction=noise", f"--latents={house / 'latents'}"),
-        words(house, "score", *OGDM, "--prediction=score", f"--latents={house / 'latents'}"),
+        words(house, "score", *OGDM, "--prediction=score", f"--latents={house / 'latents'}", "--ema=0"),
     )  # fmt: skip
     shutil.rmtree(house / "resumed", ignore_errors=True)
     first = checkpoints(house, "ogdm") / "0000002.pt"
@@ -125,6 +125,11 @@ def test_a_resumed_run_is_one_that_never_stopped(runs):
     """From the middle of an epoch; network, average, optimiser, D and its optimiser."""
     for name in ("0000004.pt", "0000006.pt", "ogdm-0000006.pt"):
         assert same(checkpoints(runs, "resumed") / name, checkpoints(runs, "ogdm") / name), name
+
+
+def test_the_average_has_the_decay_of_its_flag(runs):
+    state = torch.load(checkpoints(runs, "score") / "0000006.pt", weights_only=False)
+    assert all(torch.equal(state["ema"][name], weight) for name, weight in state["model"].items())
 
 
 def test_another_batch_goes_on_at_the_same_image(runs, patched):
