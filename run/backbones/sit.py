@@ -51,7 +51,7 @@ class Sit(Torchrun):
         FINETUNE,
         FINETUNE.control,
     )
-    small_images: Mapping[str, tuple[int, int]] = {"smoke": (20, 40), "cpu": (64, 2_048 * 64)}
+    small_images: Mapping[str, tuple[int, int]] = {"smoke": (20, 40), "cpu": (64, 8_192 * 64)}
 
     def training(self, preset: Preset, engine: Engine, data: str, out: Path, init: str, seed: int | None) -> Flags:
         """Upstream's settings; a fine-tune needs weights, since upstream's script downloads them elsewhere."""
