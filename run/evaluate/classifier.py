@@ -23,9 +23,12 @@ BATCH = 64
 
 
 class Classifier(nn.Module):
-    """Three convolutions and a hidden layer, whose 64 pre-activations are the features."""
+    """Three convolutions and a hidden layer, whose 64 pre-activations are the features.
 
-    def __init__(self, channels: int, classes: int):
+    size   side of the images that it was trained on; 0: not known
+    """
+
+    def __init__(self, channels: int, classes: int, size: int = 0):
         super().__init__()
         self.body = nn.Sequential(
             nn.Conv2d(channels, 16, 3, padding=1), nn.ReLU(),
@@ -35,6 +38,7 @@ class Classifier(nn.Module):
         )  # fmt: skip
         self.head = nn.Sequential(nn.ReLU(), nn.Linear(64, classes))
         self.register_buffer("scale", torch.ones(()))
+        self.size = size
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.body(x))
@@ -61,7 +65,7 @@ def train_classifier(images: Images, epochs: int = 20, seed: int = 0) -> tuple[C
     torch.set_num_threads(1)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        net = Classifier(images.channels, images.classes)
+        net = Classifier(images.channels, images.classes, images.size)
         order = torch.randperm(len(images))
         held, train = order[: len(order) // 10], order[len(order) // 10 :]
         each = len(train) // BATCH  # steps of an epoch
@@ -84,7 +88,7 @@ def train_classifier(images: Images, epochs: int = 20, seed: int = 0) -> tuple[C
 def save_classifier(path: Path, classifier: Classifier, accuracy: float) -> None:
     """Writes what `load_classifier` reads."""
     with atomic_write(path) as file:
-        torch.save({"state": classifier.state_dict(), "accuracy": accuracy}, file)
+        torch.save({"state": classifier.state_dict(), "accuracy": accuracy, "size": classifier.size}, file)
 
 
 def load_classifier(path: Path, images: Images | None = None) -> tuple[Classifier, float]:
@@ -92,7 +96,7 @@ def load_classifier(path: Path, images: Images | None = None) -> tuple[Classifie
     try:
         saved = trust.load(path, map_location="cpu", weights_only=True)
         state = saved["state"]
-        net = Classifier(state["body.0.weight"].shape[1], len(state["head.1.bias"]))
+        net = Classifier(state["body.0.weight"].shape[1], len(state["head.1.bias"]), saved.get("size", 0))
         net.load_state_dict(state)
         accuracy = float(saved["accuracy"])
     except UNREADABLE as error:

