@@ -3,17 +3,21 @@
 Upstream pickles an object together with the source code of its class, and runs that code to load it.
 """
 
+import functools
 import importlib
 import os
 import pickle
 import re
 import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
 
 from . import checkpoints, trust, unpickle
 from .distributed import print_once
+from .images import SUFFIXES, ImageError, open_image
 
 PERSISTENT = unpickle.Name("torch_utils.persistence", "_reconstruct_persistent_obj")
 STATE = r"training-state-\d+\.pt"
@@ -24,6 +28,33 @@ def let_samplers_name_their_data() -> None:
     sampler = torch.utils.data.Sampler
     if "__init__" not in vars(sampler):
         sampler.__init__ = lambda self, data_source=None: None
+
+
+def checks_pictures(main: Callable) -> Callable:
+    """`main`, upstream's click command, which with --ogdm refuses a folder of pictures that upstream asserts away."""
+    import click
+
+    @functools.wraps(main)
+    def run(**options: Any) -> Any:
+        if options["ogdm"] and os.path.isdir(options["data"]):
+            try:
+                _check_pictures(Path(options["data"]))
+            except ImageError as error:
+                raise click.ClickException(f"--data: {error}") from error
+        return main(**options)
+
+    return run
+
+
+def _check_pictures(root: Path) -> None:
+    """ImageError for a file that cannot be read, is no square, or has another size than the one before it."""
+    before: tuple[int, int] | None = None
+    for path in sorted(p for p in root.rglob("*") if p.suffix.lower() in SUFFIXES):
+        with open_image(path, path, decode=False) as image:
+            (width, height), before = image.size, before or image.size
+        if (width, height) != before or width != height:
+            raise ImageError(f"{path} has {width}x{height} pixels; all must be squares of one size, as "
+                             f"`run/prepare_data.sh folder {root} OUT --size 32` makes them")  # fmt: skip
 
 
 class _Unpickler(unpickle.Unpickler):

@@ -25,6 +25,7 @@ from ..checkpoints import Guard, differences, format_differences
 from ..config import OGDMConfig
 from ..denoiser import SIGMA_MAX, SIGMA_MIN, make_eps_fn, to_eps
 from ..distributed import gather, print_once, rank, world
+from ..dnnlib import checks_pictures
 from ..flags import click_options, from_args, whole_numbers
 from ..forward import Recorder, lr_scale
 from ..observer import Observer
@@ -66,7 +67,7 @@ def train_options(main: Callable) -> Callable:
     text = "Network evaluations of those samples"
     main = click.option("--grid-nfe", metavar="INT", type=click.IntRange(min=1), default=10, show_default=True,
                         help=text)(main)  # fmt: skip
-    return trust_option(click_options(main))
+    return trust_option(click_options(checks_pictures(main)))
 
 
 def training_kwargs(opts: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:

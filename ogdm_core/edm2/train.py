@@ -26,6 +26,7 @@ from ..checkpoints import Guard
 from ..config import OGDMConfig
 from ..denoiser import SIGMA_MAX, SIGMA_MIN, make_eps_fn, to_eps
 from ..distributed import print_once, rank
+from ..dnnlib import checks_pictures
 from ..flags import click_options, from_args, whole_numbers
 from ..forward import Recorder
 from ..observer import Observer
@@ -54,7 +55,7 @@ def train_options(main: Callable) -> Callable:
         ("--attention", "LIST", whole_numbers, "Resolutions with self-attention  [default: 16,8]"),
     ):  # fmt: skip
         main = click.option(name, metavar=metavar, type=kind, help=text)(main)
-    return trust_option(click_options(main))
+    return trust_option(click_options(checks_pictures(main)))
 
 
 def training_kwargs(opts: dict[str, Any], options: dict[str, Any], run_dir: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import click
 import pytest
 import torch
 from click.testing import CliRunner
+from PIL import Image
 
 from ogdm_core.config import OGDMConfig
 from ogdm_core.edm import sample, train
@@ -211,6 +212,7 @@ def options(*args):
 
     @click.command()
     @click.option("--resume")
+    @click.option("--data", default="")
     @train.train_options
     def main(**kwargs):
         seen.update(train.training_kwargs(kwargs, {"network_kwargs": {}}))
@@ -232,6 +234,26 @@ def test_resume_without_the_discriminator_says_what_to_do(tmp_path):
     assert result.exit_code != 0 and seen == {}
     for part in ("ogdm-state-000001.pt", "--transfer", "without --ogdm"):
         assert part in result.output
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        ([(16, 16), (16, 16)], None),
+        ([(16, 16), (32, 32)], "1.png has 32x32 pixels; all must be squares of one size"),
+        ([(16, 12), (16, 12)], "0.png has 16x12 pixels"),
+        ([(16, 16), None], "1.png cannot be read as an image"),
+    ],
+)
+def test_a_folder_that_upstream_asserts_away_is_refused_by_name(tmp_path, sizes, words):
+    for i, size in enumerate(sizes):
+        (tmp_path / f"{i}.png").touch()
+        if size:
+            Image.new("RGB", size).save(tmp_path / f"{i}.png")
+    data = f"--data={tmp_path}"
+    assert options(data)[1].exit_code == 0
+    _, result = options(data, "--ogdm")
+    assert result.exit_code == (1 if words else 0) and (words or "") in result.output
 
 
 def generate(*args):
