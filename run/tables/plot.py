@@ -25,7 +25,9 @@ def plot(results: dict, path: Path) -> Path:
     fig, axes = figure(height, width, size=size, squeeze=False, layout="constrained")
     methods = list(dict.fromkeys(row["method"] for row in results["rows"]))
     lines = [("fid", "-", "")]
-    if not results["controls"]:
+    cells = [cell for row in results["rows"] for cell in row["cells"]]
+    beside = not results["controls"] and any(cell["paper_fid"] is not None for cell in cells)
+    if beside:
         lines.insert(0, ("paper_fid", "--", "white"))
     looks = {}  # colour and marker; markers differ where there are more methods than colours
     for i, method in enumerate(methods):
@@ -54,7 +56,7 @@ def plot(results: dict, path: Path) -> Path:
         ax.set_axis_off()
     keys = [Line2D([], [], color=c, marker=m if m != "o" else None, label=method)
             for method, (c, m) in looks.items()]  # fmt: skip
-    if not results["controls"]:
+    if beside:
         dots = {"color": GREY, "marker": "o"}
         keys += [Line2D([], [], **dots, label="ours"),
                  Line2D([], [], **dots, ls="--", mfc="white", label="the paper's")]  # fmt: skip
