@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Weights of ADM or EDM as safetensors, as a diffusers folder where that is exact, with a model card.
 #
-# usage: run/export.sh edm|adm CHECKPOINT DIR [OPTION...] [-- ADM'S MODEL FLAGS]
+# usage: run/export.sh adm|edm CHECKPOINT DIR [OPTION...] [-- ADM'S MODEL FLAGS]
 #
 #   run/export.sh edm out/run/network-snapshot-020000.pkl out/published --scores fid.json
 #   run/export.sh adm out/run/ema_0.9999_015000.pt out/published -- --num_heads 1

@@ -21,7 +21,8 @@ def main(argv: list[str] | None = None) -> int:
             raise FileNotFoundError(f"there is no {args.third_party}; run/setup.sh {args.backbone} fetches the code")
         scores = scores_table(args.scores)
         mapping = importlib.import_module(f"run.export.{args.backbone}")
-        network, unet, why_not = mapping.read(args.checkpoint, args.native, args.third_party), None, ""
+        network, unet = mapping.read(args.checkpoint, args.native, args.third_party), None
+        why_not = sampling = ""
         try:
             mapping.check(network)
             unet = convert(network)
@@ -30,16 +31,10 @@ def main(argv: list[str] | None = None) -> int:
         numbers = pack(args.backbone, args.checkpoint, args.folder / "model.safetensors", args.third_party)
         flags = {"backbone": args.backbone, "flags": network.flags, "training": training_of(args.checkpoint)}
         write_json(args.folder / "model.json", flags)
-        classes = unet.config.num_class_embeds if unet else 0
-        if unet and args.backbone == "adm" and not classes:
-            from diffusers import DDPMPipeline
-
-            DDPMPipeline(unet, network.scheduler).save_pretrained(args.folder)
-        elif unet:
-            unet.save_pretrained(args.folder / "unet")
-            network.scheduler.save_pretrained(args.folder / "scheduler")
+        if unet:
+            sampling = mapping.save(unet, network, args.folder)
         with atomic_write(args.folder / "README.md", "w") as file:
-            file.write(card(args, scores, why_not, classes))
+            file.write(card(args, scores, why_not, sampling))
     print(f"{args.folder}: {numbers:,} numbers in model.safetensors, their flags in model.json, a card in README.md")
     print(f"no folder for diffusers: {why_not}" if why_not else "unet/ and scheduler/ for diffusers; outputs are equal")
     return 0

@@ -2,13 +2,14 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from run import backbones
 
-from .unet import Network, NotTheSame
+from .unet import Network, NotTheSame, save_parts
 
 OUTER = {"time_embed.0": "time_embedding.linear_1", "time_embed.2": "time_embedding.linear_2", "label_emb":
          "class_embedding", "input_blocks.0.0": "conv_in", "out.0": "conv_norm_out", "out.2": "conv_out"}  # fmt: skip
@@ -17,6 +18,16 @@ INNER = {
     "out_layers.3": "conv2", "skip_connection": "conv_shortcut", "norm": "group_norm", "qkv": "qkv",
     "proj_out": "to_out.0", "op": "conv", "conv": "conv",
 }  # fmt: skip
+
+SAMPLING = """\
+```python
+from diffusers import DDPMPipeline, DPMSolverMultistepScheduler
+
+pipeline = DDPMPipeline.from_pretrained("DIR")
+pipeline.scheduler = DPMSolverMultistepScheduler.from_config(pipeline.scheduler.config)
+images = pipeline(batch_size=16, num_inference_steps=10).images
+```"""
+WITH_LABELS = '`UNet2DModel.from_pretrained("DIR", subfolder="unet")`; it needs `class_labels`.'
 
 
 def read(checkpoint: Path, native: list[str], third_party: Path) -> Network:
@@ -72,3 +83,14 @@ def check(network: Network) -> None:
         raise NotTheSame("it is asked at rescaled times, which diffusers' schedulers do not give")
     if net.num_head_channels == -1 and net.num_heads_upsample != net.num_heads:
         raise NotTheSame("it has another number of heads in its upper half")
+
+
+def save(unet: Any, network: Network, folder: Path) -> str:
+    """Writes a pipeline's folder, or without one its parts; returns how to sample them, for the card."""
+    from diffusers import DDPMPipeline
+
+    if unet.config.num_class_embeds:
+        save_parts(unet, network, folder)
+        return WITH_LABELS
+    DDPMPipeline(unet, network.scheduler).save_pretrained(folder)
+    return SAMPLING

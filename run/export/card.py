@@ -12,34 +12,6 @@ from run.launch import newest
 from run.provenance import commit
 
 UNKNOWN = "not recorded"
-SAMPLING = {
-    "adm": """\
-```python
-from diffusers import DDPMPipeline, DPMSolverMultistepScheduler
-
-pipeline = DDPMPipeline.from_pretrained("DIR")
-pipeline.scheduler = DPMSolverMultistepScheduler.from_config(pipeline.scheduler.config)
-images = pipeline(batch_size=16, num_inference_steps=10).images
-```""",
-    "edm": """\
-The network is F of EDM's preconditioning, which `EDMEulerScheduler` and `EDMDPMSolverMultistepScheduler` apply:
-
-```python
-import torch
-from diffusers import EDMDPMSolverMultistepScheduler, UNet2DModel
-
-unet = UNet2DModel.from_pretrained("DIR", subfolder="unet")
-scheduler = EDMDPMSolverMultistepScheduler.from_pretrained("DIR", subfolder="scheduler")
-scheduler.set_timesteps(10)
-size = unet.config.sample_size
-x = torch.randn(16, unet.config.in_channels, size, size) * scheduler.init_noise_sigma
-with torch.no_grad():
-    for t in scheduler.timesteps:
-        F = unet(scheduler.scale_model_input(x, t), t).sample
-        x = scheduler.step(F, t, x).prev_sample
-images = (x.clamp(-1, 1) + 1) / 2
-```""",
-}
 
 
 def settings_of(checkpoint: Path, backbone: str) -> dict[str, Any] | None:
@@ -74,21 +46,17 @@ def scores_table(files: list[Path]) -> str:
     return "\n".join(rows) if files else f"{UNKNOWN}; `run/evaluate.sh REFERENCE SAMPLES --json FILE` makes them."
 
 
-def card(args: argparse.Namespace, scores: str, why_not: str, classes: int) -> str:
+def card(args: argparse.Namespace, scores: str, why_not: str, sampling: str) -> str:
     """The text of README.md, for the flags of run/export.sh.
 
-    scores    as `scores_table` makes them
-    why_not   why there is no folder for diffusers, or empty
-    classes   that the network is conditioned on
+    scores     as `scores_table` makes them
+    why_not    why there is no folder for diffusers, or empty
+    sampling   how diffusers samples the folder
     """
     name, ogdm = args.folder.absolute().name, settings_of(args.checkpoint, args.backbone)
-    usage = SAMPLING[args.backbone].replace("DIR", name)
+    usage = sampling.replace("DIR", name)
     if why_not:
         usage = f"`model.safetensors` has upstream's names. There is no folder for diffusers: {why_not}."
-    elif classes and args.backbone == "adm":
-        usage = f'`UNet2DModel.from_pretrained("{name}", subfolder="unet")`; it needs `class_labels`.'
-    elif classes:
-        usage = usage.replace(", t).sample", f", t, class_labels=torch.arange(16) % {classes}).sample")
     what = "with observation guidance (OGDM)" if ogdm else "without a state of OGDM's discriminator beside it"
     settings = f"```json\n{json.dumps(ogdm, indent=1)}\n```" if ogdm else UNKNOWN
     return f"""\

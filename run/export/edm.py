@@ -2,19 +2,39 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from run import backbones
 
-from .unet import Network, NotTheSame
+from .unet import Network, NotTheSame, save_parts
 
 OUTER = {"map_layer0": "time_embedding.linear_1", "map_layer1": "time_embedding.linear_2", "map_label":
          "class_embedding", "out_norm": "conv_norm_out", "out_conv": "conv_out"}  # fmt: skip
 RESIDUAL = {"norm0": "norm1", "conv0": "conv1", "affine": "time_emb_proj", "norm1": "norm2", "conv1": "conv2",
             "skip": "conv_shortcut"}  # fmt: skip
 ATTENTION = {"norm2": "group_norm", "qkv": "qkv", "proj": "to_out.0"}
+
+SAMPLING = """\
+The network is F of EDM's preconditioning, which `EDMEulerScheduler` and `EDMDPMSolverMultistepScheduler` apply:
+
+```python
+import torch
+from diffusers import EDMDPMSolverMultistepScheduler, UNet2DModel
+
+unet = UNet2DModel.from_pretrained("DIR", subfolder="unet")
+scheduler = EDMDPMSolverMultistepScheduler.from_pretrained("DIR", subfolder="scheduler")
+scheduler.set_timesteps(10)
+size = unet.config.sample_size
+x = torch.randn(16, unet.config.in_channels, size, size) * scheduler.init_noise_sigma
+with torch.no_grad():
+    for t in scheduler.timesteps:
+        F = unet(scheduler.scale_model_input(x, t), t).sample
+        x = scheduler.step(F, t, x).prev_sample
+images = (x.clamp(-1, 1) + 1) / 2
+```"""
 
 
 def read(checkpoint: Path, native: list[str], third_party: Path) -> Network:
@@ -70,3 +90,10 @@ def check(network: Network) -> None:
         )
     if 0 in network.heads:
         raise NotTheSame("levels with attention that are narrower than 64 channels have none in upstream's code")
+
+
+def save(unet: Any, network: Network, folder: Path) -> str:
+    """Writes the parts, for which diffusers has no pipeline; returns how to sample them, for the card."""
+    save_parts(unet, network, folder)
+    labels = f", class_labels=torch.arange(16) % {classes}" if (classes := unet.config.num_class_embeds) else ""
+    return SAMPLING.replace(", t).sample", f", t{labels}).sample")

@@ -4,7 +4,10 @@ import argparse
 from pathlib import Path
 
 from ogdm_core.cli import Parser
+from run import backbones
 from run.provenance import ROOT
+
+CHOICES = tuple(name for name in backbones.NAMES if Path(__file__).with_name(f"{name}.py").is_file())
 
 DESCRIPTION = """\
 Writes the EMA's weights of a checkpoint to DIR: model.safetensors, model.json with the flags of the network, README.md
@@ -17,10 +20,10 @@ A latent-diffusion model: run/train.sh export CKPT DIR."""
 
 def parser() -> argparse.ArgumentParser:
     """The flags."""
-    usage = "%(prog)s edm|adm CHECKPOINT DIR [OPTION...] [-- MODEL FLAG...]"
+    usage = f"%(prog)s {'|'.join(CHOICES)} CHECKPOINT DIR [OPTION...] [-- MODEL FLAG...]"
     p = Parser(prog="run/export.sh", usage=usage, description=DESCRIPTION)
     add = p.add_argument
-    add("backbone", choices=("edm", "adm"), help="what trained it")
+    add("backbone", choices=CHOICES, help="what trained it")
     add("checkpoint", type=Path, metavar="CHECKPOINT", help="EDM: network-snapshot-N.pkl; ADM: ema_RATE_N.pt")
     add("folder", type=Path, metavar="DIR", help="folder to write")
     add("--scores", type=Path, nargs="+", default=[], metavar="JSON", help="for the card: what run/evaluate.sh wrote")
@@ -37,8 +40,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     p = parser()
     args = p.parse_args(argv[:cut])
     args.native = argv[cut + 1 :]
-    if args.native and args.backbone != "adm":
-        p.error(f"{args.native[0]}: a snapshot of EDM knows its network; leave out what stands after --")
+    if args.native and not backbones.get(args.backbone).takes_flags:
+        p.error(f"{args.native[0]}: such a checkpoint knows its network; leave out what stands after --")
     for file in (args.checkpoint, *args.scores):
         if not file.is_file():
             p.error(f"there is no file {file}")

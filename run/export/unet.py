@@ -6,6 +6,7 @@ upstream's network that UNet2DModel does not have raises `NotTheSame` with its n
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -120,3 +121,9 @@ def compare(network: Network, unet: Any) -> None:
     difference = float((theirs - unet(x, network.times, class_labels=label).sample).abs().max())
     if not difference <= 1e-3 * float(theirs.abs().max()):
         raise NotTheSame(f"its outputs differ from UNet2DModel's by {difference:g}")
+
+
+def save_parts(unet: Any, network: Network, folder: Path) -> None:
+    """Writes unet/ and scheduler/, as diffusers lays out a model."""
+    unet.save_pretrained(folder / "unet")
+    network.scheduler.save_pretrained(folder / "scheduler")
