@@ -5,10 +5,12 @@ Upstream pickles an object together with the source code of its class, and runs 
 
 import functools
 import importlib
+import inspect
 import os
 import pickle
 import re
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -16,6 +18,7 @@ from typing import Any, BinaryIO
 import torch
 
 from . import checkpoints, trust, unpickle
+from .cpu import device, run_ddp_without_device_ids
 from .distributed import print_once
 from .images import SUFFIXES, ImageError, open_image
 
@@ -28,6 +31,43 @@ def let_samplers_name_their_data() -> None:
     sampler = torch.utils.data.Sampler
     if "__init__" not in vars(sampler):
         sampler.__init__ = lambda self, data_source=None: None
+
+
+def train_on_a_cpu() -> None:
+    """Puts the shims in place that both trainers need without a GPU."""
+    run_ddp_without_device_ids()
+    # The status line resets a counter of GPU memory, which a CPU build of torch does not have.
+    torch.cuda.reset_peak_memory_stats = lambda device=None: None
+    # Upstream always pins memory; without a GPU torch ignores it, and warns at every start.
+    warnings.filterwarnings("ignore", "'pin_memory' argument is set as true")
+
+
+def run_untouched(argv: list[str], program: str, install: Callable[[], None], pickles: "Pickles") -> None:
+    """Runs `argv[0]`, a click script of an untouched clone, with the arguments that follow.
+
+    program   our module that is run, for the usage
+    install   puts its shims in place
+    pickles   in place of `pickle` where the script reads networks
+    """
+    if not argv or not Path(argv[0]).is_file():
+        sys.exit(f"usage: python -m {program} CLONE/SCRIPT.py [--trust] [its arguments]")
+    if "--trust" in argv:
+        trust.GIVEN.set(True)
+    script = Path(argv[0]).resolve()
+    sys.path.insert(0, str(script.parent))
+    sys.argv = [str(script), *(argument for argument in argv[1:] if argument != "--trust")]
+    install()
+    module = importlib.import_module(script.stem)
+    command = module.main if hasattr(module, "main") else module.cmdline  # of EDM, of EDM2
+    loop = importlib.import_module("training.training_loop")
+    loop.pickle = pickles
+    if script.stem.startswith("generate"):  # fid.py reads another network, dataset_tool.py data
+        module.pickle = pickles
+    for function in (loop.training_loop, command.callback, getattr(module, "generate_images", None)):
+        if inspect.isfunction(function):  # devices by default are CUDA's
+            values = function.__defaults__ or ()
+            function.__defaults__ = tuple(device(v) if isinstance(v, torch.device) else v for v in values)
+    command()
 
 
 def checks_pictures(main: Callable) -> Callable:

@@ -8,19 +8,16 @@ an *untouched* script of a clone of NVlabs/edm:
 """
 
 import functools
-import importlib
 import os
 import sys
 import types
-import warnings
-from pathlib import Path
 
 import click
 import torch
 
-from .. import dnnlib, trust
+from .. import dnnlib
 from ..config import parse_bool
-from ..cpu import CPU, device, run_ddp_without_device_ids
+from ..cpu import CPU, device
 from ..distributed import leave_at_exit, say_who_the_environment_awaits
 
 __all__ = ["CPU", "agree_on_seed", "careful_pickle", "device", "install"]  # the patch's
@@ -37,11 +34,7 @@ def install() -> None:
     careful_pickle.read_training_states()
     if not torch.cuda.is_available():
         _start_gloo()
-        run_ddp_without_device_ids()
-        # The status line resets a counter of GPU memory, which a CPU build of torch does not have.
-        torch.cuda.reset_peak_memory_stats = lambda device=None: None
-        # Upstream always pins memory; without a GPU torch ignores it, and warns at every start.
-        warnings.filterwarnings("ignore", "'pin_memory' argument is set as true")
+        dnnlib.train_on_a_cpu()
 
 
 def agree_on_seed(seed: int | None) -> int | None:
@@ -84,26 +77,5 @@ def _start_gloo() -> None:
     distributed.init = init
 
 
-def main(argv: list[str]) -> None:
-    """Runs `argv[0]`, a click script of an untouched clone, with the arguments that follow."""
-    if not argv or not Path(argv[0]).is_file():
-        sys.exit("usage: python -m ogdm_core.edm.compat path/to/edm/SCRIPT.py [--trust] [its arguments]")
-    if "--trust" in argv:
-        trust.GIVEN.set(True)
-    script = Path(argv[0]).resolve()
-    sys.path.insert(0, str(script.parent))
-    sys.argv = [str(script), *(argument for argument in argv[1:] if argument != "--trust")]
-    install()
-    module = importlib.import_module(script.stem)
-    loop = importlib.import_module("training.training_loop")
-    for function in (loop.training_loop, module.main.callback):
-        values = function.__defaults__ or ()
-        function.__defaults__ = tuple(device(value) if isinstance(value, torch.device) else value for value in values)
-    loop.pickle = careful_pickle
-    if script.stem == "generate":  # fid.py reads another network, dataset_tool.py data
-        module.pickle = careful_pickle
-    module.main()
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    dnnlib.run_untouched(sys.argv[1:], "ogdm_core.edm.compat", install, careful_pickle)

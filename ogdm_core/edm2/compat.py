@@ -6,16 +6,13 @@ As a program, this module runs an *untouched* script of a clone of NVlabs/edm2:
 """
 
 import functools
-import importlib
 import inspect
 import sys
-import warnings
-from pathlib import Path
 
 import torch
 
-from .. import dnnlib, trust
-from ..cpu import CPU, device, run_ddp_without_device_ids, start_gloo_for_nccl
+from .. import dnnlib
+from ..cpu import CPU, device, start_gloo_for_nccl
 
 __all__ = ["careful_pickle", "device", "install", "keep_source"]  # the patch's
 
@@ -30,12 +27,8 @@ def install() -> None:
     careful_pickle.read_training_states()
     if not torch.cuda.is_available():
         start_gloo_for_nccl()
-        run_ddp_without_device_ids()
+        dnnlib.train_on_a_cpu()
         _average_statistics_on_the_cpu()
-        # The status line resets a counter of GPU memory, which a CPU build of torch does not have.
-        torch.cuda.reset_peak_memory_stats = lambda device=None: None
-        # Upstream always pins memory; without a GPU torch ignores it, and warns at every start.
-        warnings.filterwarnings("ignore", "'pin_memory' argument is set as true")
 
 
 def keep_source(module: str) -> None:
@@ -59,28 +52,5 @@ def _average_statistics_on_the_cpu() -> None:
     training_stats.init_multiprocessing = lambda rank, sync_device: start(rank, sync_device and CPU)
 
 
-def main(argv: list[str]) -> None:
-    """Runs `argv[0]`, a click script of an untouched clone, with the arguments that follow."""
-    if not argv or not Path(argv[0]).is_file():
-        sys.exit(
-            "usage: python -m ogdm_core.edm2.compat edm2/train_edm2.py|generate_images.py [--trust] [its arguments]"
-        )
-    if "--trust" in argv:
-        trust.GIVEN.set(True)
-    script = Path(argv[0]).resolve()
-    sys.path.insert(0, str(script.parent))
-    sys.argv = [str(script), *(argument for argument in argv[1:] if argument != "--trust")]
-    install()
-    module = importlib.import_module(script.stem)
-    loop = importlib.import_module("training.training_loop")
-    for function in (loop.training_loop, getattr(module, "generate_images", None)):
-        if inspect.isfunction(function):
-            values = function.__defaults__ or ()
-            function.__defaults__ = tuple(device(v) if isinstance(v, torch.device) else v for v in values)
-    if script.stem == "generate_images":
-        module.pickle = careful_pickle
-    module.cmdline()
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    dnnlib.run_untouched(sys.argv[1:], "ogdm_core.edm2.compat", install, careful_pickle)
