@@ -70,7 +70,7 @@ class Adm(Backbone):
     small_images: Mapping[str, tuple[int, int]] = {
         "smoke": (8, 24),
         "cpu": (64, 4_000 * 64),
-        "cifar10": (64, 20_000 * 64),
+        "cifar10": (64, 12_000 * 64),
     }
 
     def launcher(self, engine: Engine) -> tuple[str, ...]:
