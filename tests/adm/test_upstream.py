@@ -52,6 +52,7 @@ def drive(runs: list[dict]) -> None:
         os.environ["OPENAI_LOGDIR"] = run["out"]
         sys.argv = [run["script"], *run["argv"]]
         runpy.run_path(f"scripts/{run['script']}", run_name="__main__")
+        assert "--ogdm" not in run["argv"] or hasattr(sys.stdout, "outlives")  # a lost reader ends no run
 
 
 def parallel(job: dict) -> None:
@@ -124,6 +125,11 @@ def fail_on_rank_1(job: dict) -> None:
 
         torch.randn_like = randn_like
     drive([job])
+
+
+def other_settings(job: dict) -> None:
+    """Rank 1 has another gamma."""
+    drive([job | {"argv": [*job["argv"], "--ogdm_gamma", f"0.{os.environ['PMI_RANK']}"]}])
 
 
 def two_hosts(job: dict) -> None:
@@ -441,6 +447,12 @@ def test_a_rank_that_dies_ends_the_job(patched, data, tmp_path):
     assert "fallen off the bus" in done.stderr and "rank 1 failed" in done.stderr
 
 
+def test_ranks_with_other_settings_end_together(patched, data, tmp_path):
+    done = work(patched(NAME), "other_settings", training(tmp_path, data, *OGDM), ranks=2, timeout=300, check=False)
+    words = "error: rank 1 has other settings than rank 0: ogdm_gamma: 0.0 there, 0.1 here; give all ranks"
+    assert done.returncode == 1 and words in done.stderr and not list(tmp_path.glob("*.pt")), done.stderr[-2000:]
+
+
 def test_cpu_ranks_find_each_other_across_hosts(patched):
     work(patched(NAME), "two_hosts", {}, ranks=2)
 
@@ -547,5 +559,5 @@ def test_seeded_samples_do_not_depend_on_the_ranks(ours, ours_on_two_ranks):
 
 
 if __name__ == "__main__":
-    workers = {f.__name__: f for f in (drive, parallel, fail_on_rank_1, two_hosts, errors, eps_agrees)}
+    workers = {f.__name__: f for f in (drive, parallel, fail_on_rank_1, other_settings, two_hosts, errors, eps_agrees)}
     workers[sys.argv[1]](json.loads(sys.argv[2]))

@@ -377,6 +377,16 @@ def test_a_second_signal_ends_at_once_and_a_worker_hears_none():
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
+class Lost:
+    """A stdout without a descriptor whose reader has gone."""
+
+    def write(self, text):
+        raise BrokenPipeError
+
+    def flush(self):
+        self.write("")
+
+
 PRINTS = """folder.outlive_output()
 for i in range(3000):
     print("step", i, flush=True)
@@ -396,6 +406,15 @@ def test_a_lost_output_ends_no_run(tmp_path, kind):
         assert process.stdout.readline() == "step 0\n"
         process.stdout.close()
     assert process.wait(120) == 0 and (tmp_path / "done").read_text() == "done"
+
+
+def test_a_lost_output_ends_no_training(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", Lost())
+    assert trainer.main(["--output", str(tmp_path), *TINY, "--steps", "1"]) == 0
+    monkeypatch.setattr(sys, "stdout", Lost())
+    net, config, run = Net(), OGDMConfig(d_width=0.02).to_dict(), str(tmp_path / "edm")
+    made = train_edm.session(config, net, net, Loss(), torch.optim.Adam(net.parameters()), 0, None, None, 1, run, "")
+    made.stop.forget()
 
 
 # ---- kill loops ---------------------------------------------------------------------------------
@@ -425,13 +444,6 @@ def test_diffusers_ends_as_if_never_stopped(tmp_path, name, times):
 
 
 def test_a_lost_output_without_a_descriptor_leaks_none(monkeypatch):
-    class Lost:
-        def write(self, text):
-            raise BrokenPipeError
-
-        def flush(self):
-            raise BrokenPipeError
-
     lost = Lost()
     monkeypatch.setattr(sys, "stdout", lost)
     folder.outlive_output()

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import threading
 import zipfile
 
 import numpy as np
@@ -125,11 +126,14 @@ def test_what_is_no_picture_of_the_users_is_skipped(tmp_path):
     (tmp_path / "a.png").write_bytes(png(PIXELS[0]))
     (tmp_path / "folder.png").mkdir()
     os.mkfifo(tmp_path / "fifo.png")
+    writer = threading.Thread(target=(tmp_path / "fifo.png").write_bytes, args=[b"junk"], daemon=True)
+    writer.start()  # without it a reader would hang
     for hidden in (tmp_path / "._a.png", tmp_path / ".ipynb_checkpoints" / "a-checkpoint.png"):
         hidden.parent.mkdir(exist_ok=True)
         hidden.write_bytes(png(PIXELS[1]))
     images = load(str(tmp_path))
     assert [file.name for file in images.files] == ["a.png"] and images.classes == 0
+    assert (tmp_path / "fifo.png").read_bytes() == b"junk"
     (tmp_path / "lost.png").symlink_to("nowhere")
     with pytest.raises(ValueError, match="lost.png cannot be read"):
         load(str(tmp_path))

@@ -382,7 +382,10 @@ TARGETS = {
 def test_ldm_configs_name_known_classes_only(monkeypatch, trusted, home):
     omegaconf = pytest.importorskip("omegaconf")
 
+    looked_up = []
+
     def get_obj_from_str(string, reload=False):
+        looked_up.append(string)
         module, name = string.rsplit(".", 1)
         return getattr(__import__(module, fromlist=[name]), name)
 
@@ -405,6 +408,7 @@ def test_ldm_configs_name_known_classes_only(monkeypatch, trusted, home):
         with pytest.raises(trust.RefusedError, match=f"{target}.*--trust"):
             upstream.get_obj_from_str(target)
         if not target.startswith(compat_ldm.TARGETS):  # deep in the tree, and nothing around it is made
+            assert target not in looked_up  # which would import its module
             with pytest.raises(trust.RefusedError, match=f"{target}.*--trust"):
                 upstream.instantiate_from_config(omegaconf.OmegaConf.create(config))
 

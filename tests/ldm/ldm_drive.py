@@ -4,7 +4,7 @@ usage: ldm_drive.py STEPS.json LOGDIR, in the folder of a patched latent-diffusi
 
 A step is {"name", "argv"} and, to continue another run, {"copy"}: its folder is copied first; with
 {"exit"}, it must end with that status, message or error.
-"{NAME}" in an argument stands for the folder of the run of that name.
+"{NAME}" in an argument stands for the folder of the run of that name, and "{rank}" for the rank's number.
 """
 
 import json
@@ -18,12 +18,12 @@ from pathlib import Path
 def main() -> None:
     steps, logdir = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
     sys.path.insert(0, os.getcwd())
-    runs = {}
+    runs = {"rank": os.environ.get("RANK", "0")}
     for step in steps:
         name = step["name"]
         if "copy" in step:
             runs[name] = logdir / f"copy_{name}"
-            if os.environ.get("RANK", "0") == "0":
+            if runs["rank"] == "0":
                 shutil.copytree(runs[step["copy"]], runs[name])
                 (runs[name] / "checkpoints" / "last.ckpt").unlink()
             _barrier()
@@ -40,7 +40,7 @@ def main() -> None:
         _barrier()
         for found in logdir.glob(f"20*_{name}"):
             runs[name] = found
-    print("@@@@@ done", flush=True)
+    print(f"@@@@@ done; outlives its output: {hasattr(sys.stdout, 'outlives')}", flush=True)
 
 
 def _barrier() -> None:

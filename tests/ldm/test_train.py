@@ -243,15 +243,18 @@ def flat(optimizer: dict) -> torch.Tensor:
 
 
 def test_two_processes_resume_in_the_same_bits(patched, tmp_path):
-    """By torchrun, with data order and random state of both ranks."""
+    """By torchrun, with data order and random state of both ranks; with other settings they end."""
     (tmp_path / "on.yaml").write_text(yaml.safe_dump(ldm_tiny.config(ogdm={})))
     more = ["--gpus", "0,1", "--max_steps", "4"]
     steps = [
         train("on", str(tmp_path / "on.yaml"), tmp_path, *more, QUIET, *KEEP_ALL),
         resume("on_again", "on", "epoch=000000.ckpt", *more),
+        train("other", str(tmp_path / "on.yaml"), tmp_path, *more, "model.params.ogdm.gamma=0.{rank}") | {"exit": ""},
     ]
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    drive(patched("latent-diffusion"), steps, tmp_path, *launcher)
+    said = drive(patched("latent-diffusion"), steps, tmp_path, *launcher)
+    assert "error: rank 1 has other settings than rank 0: gamma: 0.0 there, 0.1 here; give all ranks" in said
+    assert "outlives its output: True" in said
     whole, resumed = load(next(tmp_path.glob("20*_on"))), load(tmp_path / "copy_on_again")
     assert len(whole["callbacks"]["ExactResume"]["ranks"]) == 2
     assert [key for key in STATE if differences(whole[key], resumed[key])] == []
