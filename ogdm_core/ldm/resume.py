@@ -9,9 +9,11 @@
                     that batch's EMA update
 
 Gradients of an unfinished accumulation are not kept: resume is exact from optimiser steps. Upstream saves in the middle
-of a step when a signal or an error comes: after a signal this callback saves at the step's end, where it is exact.
+of a step when a signal or an error comes: after a signal this callback saves at the step's end, where it is exact. If
+a validation follows, which draws random numbers, too, that is the end of the next step.
 """
 
+import math
 import os
 from typing import Any
 
@@ -122,9 +124,11 @@ class ExactResume(pl.Callback):
             self.epoch_began = global_state()
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *batch: Any) -> None:
-        """Saves, where upstream or a signal has asked for it, at the end of an optimiser step."""
+        """Saves, where upstream or a signal has asked for it, at the end of an optimiser step without a validation."""
         pl_module.half_done = False
-        if trainer.fit_loop._should_accumulate():
+        done = trainer.fit_loop.epoch_loop.batch_progress.current.processed
+        validates = done >= trainer.fit_loop.max_batches or done % (trainer.val_check_batch or math.inf) == 0
+        if validates or trainer.fit_loop._should_accumulate():
             return
         if self.wanted:
             trainer.save_alone(self.wanted)

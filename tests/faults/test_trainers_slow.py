@@ -161,11 +161,7 @@ def test_edm_saves_before_a_picture_that_cannot_be_read(patched, tmp_path, ranks
     done = train("whole")
     assert done.returncode == 0, done.stderr[-3000:]
     good = bad.read_bytes()
-    if ranks == 1:
-        bad.write_bytes(good[:-30])
-    else:
-        bad.unlink()
-        bad.symlink_to("gone")
+    bad.write_bytes(good[:-30])
     ended = train("rest")
     saved = tmp_path / "rest" / "training-state-000000.pt"
     words = (
@@ -173,7 +169,6 @@ def test_edm_saves_before_a_picture_that_cannot_be_read(patched, tmp_path, ranks
     )
     said = ended.stdout  # upstream's logger sends stderr there, too
     assert ended.returncode == 1 and re.search(words, said) and "Traceback" not in said, said + ended.stderr[-3000:]
-    bad.unlink()
     bad.write_bytes(good)
     again = train("rest", f"--resume={saved}")
     assert again.returncode == 0, again.stderr[-3000:]
