@@ -79,6 +79,7 @@ def test_edm_rows_are_the_papers():
     seen = {}
 
     @click.command()
+    @click.option("--data", default="c.zip")
     @splice.train_options
     def parsed(**kwargs):
         seen.update(splice.training_kwargs(kwargs | {"resume": None, "lr_rampup": None}, {"network_kwargs": {}}))
