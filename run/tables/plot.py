@@ -16,6 +16,11 @@ def groups_of(rows: list[dict]) -> list[tuple[tuple[str, str], list[dict]]]:
     return [(place, list(rows)) for place, rows in by_place]
 
 
+def has_papers_numbers(results: dict) -> bool:
+    """Whether the paper has a cell of the table."""
+    return any(cell["paper_fid"] is not None for row in results["rows"] for cell in row["cells"])
+
+
 def plot(results: dict, path: Path) -> Path:
     """FID over NFE: a panel for each data set, backbone and sampler; the paper's lines dashed."""
     groups = groups_of(results["rows"])
@@ -25,8 +30,7 @@ def plot(results: dict, path: Path) -> Path:
     fig, axes = figure(height, width, size=size, squeeze=False, layout="constrained")
     methods = list(dict.fromkeys(row["method"] for row in results["rows"]))
     lines = [("fid", "-", "")]
-    cells = [cell for row in results["rows"] for cell in row["cells"]]
-    beside = not results["controls"] and any(cell["paper_fid"] is not None for cell in cells)
+    beside = not results["controls"] and has_papers_numbers(results)
     if beside:
         lines.insert(0, ("paper_fid", "--", "white"))
     looks = {}  # colour and marker; markers differ where there are more methods than colours

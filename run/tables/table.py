@@ -20,7 +20,7 @@ from run.provenance import commit, versions
 
 from . import paper
 from .jobs import Job, read_json
-from .plot import groups_of, plot
+from .plot import groups_of, has_papers_numbers, plot
 from .rows import Options, Row
 from .scale import CLASSIFIER, Scale, get_scale
 from .worker import LOG, PACKAGES
@@ -246,10 +246,8 @@ def legend(results: dict) -> str:
     spread = f", mean ± standard deviation of {n} seeds" if n > 1 else ""
     real = next((c["floor"] for row in results["rows"] for c in row["cells"] if c.get("floor")), None)
     floor = f" As many real images have {real:.2f} against the other real ones." if real else ""
-    return (
-        f"FID / recall{spread}; change: OGDM's FID against the control's, and in brackets the "
-        f"paper's, against the baseline, on its own data.{floor}"
-    )
+    papers = ", and in brackets the paper's, against the baseline, on its own data" * has_papers_numbers(results)
+    return f"FID / recall{spread}; change: OGDM's FID against the control's{papers}.{floor}"
 
 
 def failures(results: dict) -> list[str]:
@@ -277,8 +275,9 @@ def lines(results: dict) -> list[str]:
             mine = [f"{a} ({b})" for a, b in zip(mine, theirs, strict=True)]
         rows.append([row["dataset"], method_of(results, row), *mine])
         if any("change" in cell for cell in cells):
-            changes = [(cell.get("change"), cell.get("paper_change")) for cell in cells]
-            texts = [f"{per_cent(a)} ({per_cent(b)})" for a, b in changes]
+            texts = [per_cent(cell.get("change")) for cell in cells]
+            if has_papers_numbers(results):
+                texts = [f"{a} ({per_cent(c.get('paper_change'))})" for a, c in zip(texts, cells, strict=True)]
             rows.append([row["dataset"], "change", *texts])
     return aligned(rows)
 
