@@ -1,4 +1,4 @@
-"""dnnlib, on which NVlabs' EDM and EDM2 are built: its pickles read as data, and its sampler on today's torch.
+"""What NVlabs' EDM and EDM2, both built on dnnlib, share: pickles read as data, shims, a check of --data.
 
 Upstream pickles an object together with the source code of its class, and runs that code to load it.
 """
@@ -20,7 +20,7 @@ import torch
 from . import checkpoints, trust, unpickle
 from .cpu import device, run_ddp_without_device_ids
 from .distributed import print_once
-from .images import SUFFIXES, ImageError, open_image
+from .images import ImageError, check_alike
 
 PERSISTENT = unpickle.Name("torch_utils.persistence", "_reconstruct_persistent_obj")
 STATE = r"training-state-\d+\.pt"
@@ -71,30 +71,19 @@ def run_untouched(argv: list[str], program: str, install: Callable[[], None], pi
 
 
 def checks_pictures(main: Callable) -> Callable:
-    """`main`, upstream's click command, which with --ogdm refuses a folder of pictures that upstream asserts away."""
+    """`main`, upstream's click command, which with --ogdm refuses pictures on which upstream ends in AssertionError."""
     import click
 
     @functools.wraps(main)
     def run(**options: Any) -> Any:
         if options["ogdm"] and os.path.isdir(options["data"]):
             try:
-                _check_pictures(Path(options["data"]))
+                check_alike(Path(options["data"]))
             except ImageError as error:
                 raise click.ClickException(f"--data: {error}") from error
         return main(**options)
 
     return run
-
-
-def _check_pictures(root: Path) -> None:
-    """ImageError for a file that cannot be read, is no square, or has another size than the one before it."""
-    before: tuple[int, int] | None = None
-    for path in sorted(p for p in root.rglob("*") if p.suffix.lower() in SUFFIXES):
-        with open_image(path, path, decode=False) as image:
-            (width, height), before = image.size, before or image.size
-        if (width, height) != before or width != height:
-            raise ImageError(f"{path} has {width}x{height} pixels; all must be squares of one size, as "
-                             f"`run/prepare_data.sh folder {root} OUT --size 32` makes them")  # fmt: skip
 
 
 class _Unpickler(unpickle.Unpickler):

@@ -185,6 +185,25 @@ def open_image(file: Path | IO[bytes], name: object, decode: bool = True) -> Ima
     return image
 
 
+def check_alike(root: Path) -> None:
+    """ImageError for a picture below `root` that is no square, or has another size or number of channels than the
+    first, by their headers."""
+    from PIL import Image
+
+    Image.init()
+    first: tuple[Path, str] | None = None
+    for path in sorted(p for p in root.rglob("*") if p.suffix.lower() in Image.EXTENSION and not p.is_dir()):
+        with open_image(path, path, decode=False) as image:
+            (width, height), channels = image.size, 3 if image.mode == "P" else len(image.getbands())
+        kind = f"{width}x{height} with {channels} channels"
+        first = first or (path, kind)
+        if kind != first[1] or width != height:
+            raise ImageError(
+                f"{path} is {kind}, {first[0].name} is {first[1]}: all must be alike, and squares; "
+                f"`run/prepare_data.sh folder {root} OUT --size 32` makes them so"
+            )
+
+
 def central_square(image: Image.Image) -> Image.Image:
     """The largest square in the middle of a picture."""
     side = min(image.size)

@@ -9,11 +9,10 @@
                     that batch's EMA update
 
 Gradients of an unfinished accumulation are not kept: resume is exact from optimiser steps. Upstream saves in the middle
-of a step when a signal or an error comes: after a signal this callback saves at the step's end, where it is exact. If
-a validation follows, which draws random numbers, too, that is the end of the next step.
+of a step when a signal or an error comes: after a signal this callback saves at the step's end, where it is exact. A
+step that a validation follows is not: it draws random numbers, too. The run then ends after the next step.
 """
 
-import math
 import os
 from typing import Any
 
@@ -49,6 +48,7 @@ class ExactResume(pl.Callback):
         self.saved: dict[str, Any] = {}  # from the checkpoint; empty once restored
         self.stop = folder.Stop()
         self.data = ""  # what rank 0 knows the images by
+        self.waited = False  # for one step, after a signal
         self.wanted: str | None = None  # a file that upstream asked for in the middle of a step
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -124,16 +124,22 @@ class ExactResume(pl.Callback):
             self.epoch_began = global_state()
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *batch: Any) -> None:
-        """Saves, where upstream or a signal has asked for it, at the end of an optimiser step without a validation."""
+        """Saves, where upstream or a signal has asked for it, at the end of an optimiser step.
+
+        A signal waits for one step more where this one ends the epoch or a validation follows.
+        """
         pl_module.half_done = False
-        done = trainer.fit_loop.epoch_loop.batch_progress.current.processed
-        validates = done >= trainer.fit_loop.max_batches or done % (trainer.val_check_batch or math.inf) == 0
-        if validates or trainer.fit_loop._should_accumulate():
+        loop = trainer.fit_loop
+        if loop._should_accumulate():
             return
         if self.wanted:
             trainer.save_alone(self.wanted)
             self.wanted = None
-        if self.stop.together(pl_module.device):
+        stop, epoch = self.stop.together(pl_module.device), loop.epoch_loop
+        ends = epoch.batch_progress.is_last_batch or epoch._should_check_val_fx(loop._data_fetcher)
+        if stop and ends and not self.waited:
+            self.waited = True
+        elif stop:
             callback = trainer.checkpoint_callback
             last = callback.format_checkpoint_name({}, callback.CHECKPOINT_NAME_LAST)
             trainer.save_checkpoint(last, False)

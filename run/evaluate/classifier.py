@@ -103,4 +103,6 @@ def load_classifier(path: Path, images: Images | None = None) -> tuple[Classifie
         raise ValueError(f"{path} is not a classifier that run/quickstart.sh wrote, or is damaged ({error})") from error
     if images and (channels := net.body[0].in_channels) != images.channels:
         raise ValueError(f"{path} is for {channels} channels, the images have {images.channels}")
+    if images and net.size not in (0, images.size):
+        raise ValueError(f"{path} is for images of {net.size} pixels, these have {images.size}")
     return net.eval().requires_grad_(False), accuracy

@@ -50,7 +50,6 @@ class Features:
     net: Callable[[Tensor], Any]
     device: str = "cpu"
     notes: tuple[str, ...] = ()  # what a reader of its numbers should know
-    grey: bool = False  # made for grey images; of samples in colours it sees the mean of the channels
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:
@@ -116,8 +115,8 @@ def load_features(
     if spec in LITE:
         return Features(spec, f"{spec}:1", _lite(LITE[spec], device), device)
     if spec and spec.endswith(".pt"):
-        net = load_classifier(Path(spec))[0].to(device)
-        return _of_classifier(net, Path(spec).name, f"classifier:{sha256(spec)}", device)
+        name, net = Path(spec).name, load_classifier(Path(spec))[0].to(device)
+        return Features(name, f"classifier:{sha256(spec)}", _uint8(net, name), device)
     if spec:
         return _imported(spec, device, cache)
     digest = sha256(weights)
@@ -148,11 +147,11 @@ def _imported(spec: str, device: str, cache: Path | None) -> Features:
         for entry, tensor in sorted(net.state_dict().items()):
             bits = tensor.detach().cpu().flatten().view(torch.uint8).numpy()
             key.update(entry.encode() + bits.tobytes())
-    name = f"{spec}:{key.hexdigest()}"
-    return _of_classifier(net, spec, name, device) if isinstance(net, Classifier) else Features(spec, name, net, device)
+    net = _uint8(net, spec) if isinstance(net, Classifier) else net
+    return Features(spec, f"{spec}:{key.hexdigest()}", net, device)
 
 
-def _of_classifier(classifier: Classifier, name: str, key: str, device: str) -> Features:
+def _uint8(classifier: Classifier, name: str) -> Callable[[Tensor], Tensor]:
     """A classifier of images in [-1, 1], perhaps grey ones, under the contract above; other sizes are refused."""
     grey, size = classifier.body[0].in_channels == 1, classifier.size
 
@@ -163,7 +162,7 @@ def _of_classifier(classifier: Classifier, name: str, key: str, device: str) -> 
         x = images.float()
         return classifier.features((x.mean(1, keepdim=True) if grey else x) / 127.5 - 1)
 
-    return Features(name, key, net, device, grey=grey)
+    return net
 
 
 def _lite(size: int, device: str) -> Callable[[Tensor], Tensor]:

@@ -2,6 +2,7 @@
 
 import argparse
 import warnings
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from ogdm_core.random import generator_of
 
 from . import metrics
+from .classifier import load_classifier
 from .extract import features_of
 from .features import INCEPTION, OTHER_NET, Features, check_features, load_features
 from .sources import Source, Statistics
@@ -28,6 +30,8 @@ def check(reference: Source, samples: Source, args: argparse.Namespace) -> None:
     if reference.count or samples.count:
         for net in _nets(args):
             check_features(net, args.weights)
+            if reference.count and net and net.endswith(".pt"):
+                _check_classifier(Path(net), reference)
     if args.save_statistics and len(_nets(args)) > 1:
         raise ValueError(f"--save-statistics is for one net; leave all but one out of --features {args.features}")
     if args.floor and not 0 < samples.count <= min(reference.count // 2, args.pr_images):
@@ -54,6 +58,20 @@ def check(reference: Source, samples: Source, args: argparse.Namespace) -> None:
     except (RuntimeError, AssertionError) as error:
         why = str(error).splitlines()[0]
         raise ValueError(f"--device {args.device}: {why}; use --device cpu") from error
+
+
+def _check_classifier(path: Path, reference: Source) -> None:
+    """Raises ValueError for a classifier of images of another size, or of grey ones for a reference in colours.
+
+    Samples may have colours: networks of three channels learn grey images nearly.
+    """
+    net, (height, width) = load_classifier(path)[0], reference.images.shape[1:]
+    if net.size and (height, width) != (net.size, net.size):
+        sizes = f"images of {net.size}x{net.size}, {reference.path} has {width}x{height}"
+        raise ValueError(f"{path.name} was made for {sizes}; {OTHER_NET}")
+    pixels = reference.images.pixels(torch.arange(min(64, reference.count)))
+    if net.body[0].in_channels == 1 and not torch.equal(pixels[:, :1].expand_as(pixels), pixels):
+        raise ValueError(f"{path.name} was made for grey images, {reference.path} has colours; {OTHER_NET}")
 
 
 def evaluate(reference: Source, samples: Source, args: argparse.Namespace) -> dict[str, Any]:
@@ -91,8 +109,6 @@ def in_features_of(
     net = spec if isinstance(spec, Features) else None
     if net is None and any(s.count for s in sources):
         net = load_features(spec, args.weights, device, cache)
-    if net and net.grey and reference.count and _coloured(reference):
-        raise ValueError(f"{net.name} was made for grey images, {reference.path} has colours; {OTHER_NET}")
     options = {"keep": args.pr_images, "seed": args.seed, "batch": args.batch, "cache": cache}
     real, fake = (features_of(s, net, **options, stay=keep or s is reference) if s.count else None for s in sources)
     notes = list(net.notes) if net else []
@@ -118,12 +134,6 @@ def in_features_of(
         "notes": notes,
     }  # fmt: skip
     return found | ({"floor": _floor(*real, samples.count, args.seed)} if args.floor else {})
-
-
-def _coloured(source: Source) -> bool:
-    """Whether the channels of its first images differ."""
-    pixels = source.images.pixels(torch.arange(min(64, source.count)))
-    return not torch.equal(pixels[:, :1].expand_as(pixels), pixels)
 
 
 def _floor(kept: Tensor, all_of_it: Statistics, count: int, seed: int) -> float:

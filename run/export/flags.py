@@ -41,7 +41,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     args = p.parse_args(argv[:cut])
     args.native = argv[cut + 1 :]
     if args.native and not backbones.get(args.backbone).takes_flags:
-        p.error(f"{args.native[0]}: such a checkpoint knows its network; leave out what stands after --")
+        p.error(f"{args.native[0]}: a checkpoint of {args.backbone} knows its network; leave out what stands after --")
     for file in (args.checkpoint, *args.scores):
         if not file.is_file():
             p.error(f"there is no file {file}")

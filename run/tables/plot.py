@@ -30,8 +30,8 @@ def plot(results: dict, path: Path) -> Path:
     fig, axes = figure(height, width, size=size, squeeze=False, layout="constrained")
     methods = list(dict.fromkeys(row["method"] for row in results["rows"]))
     lines = [("fid", "-", "")]
-    beside = not results["controls"] and has_papers_numbers(results)
-    if beside:
+    with_paper = not results["controls"] and has_papers_numbers(results)
+    if with_paper:
         lines.insert(0, ("paper_fid", "--", "white"))
     looks = {}  # colour and marker; markers differ where there are more methods than colours
     for i, method in enumerate(methods):
@@ -60,7 +60,7 @@ def plot(results: dict, path: Path) -> Path:
         ax.set_axis_off()
     keys = [Line2D([], [], color=c, marker=m if m != "o" else None, label=method)
             for method, (c, m) in looks.items()]  # fmt: skip
-    if beside:
+    if with_paper:
         dots = {"color": GREY, "marker": "o"}
         keys += [Line2D([], [], **dots, label="ours"),
                  Line2D([], [], **dots, ls="--", mfc="white", label="the paper's")]  # fmt: skip

@@ -240,16 +240,18 @@ def test_resume_without_the_discriminator_says_what_to_do(tmp_path):
     ("sizes", "words"),
     [
         ([(16, 16), (16, 16)], None),
-        ([(16, 16), (32, 32)], "1.png has 32x32 pixels; all must be squares of one size"),
-        ([(16, 12), (16, 12)], "0.png has 16x12 pixels"),
+        ([(16, 16), (32, 32)], "1.png is 32x32 with 3 channels, 0.png is 16x16 with 3 channels"),
+        ([(16, 12), (16, 12)], "0.png is 16x12"),
+        ([(16, 16), "L"], "1.png is 16x16 with 1 channels"),
         ([(16, 16), None], "1.png cannot be read as an image"),
     ],
 )
-def test_a_folder_that_upstream_asserts_away_is_refused_by_name(tmp_path, sizes, words):
+def test_pictures_that_upstream_asserts_away_are_refused_by_name(tmp_path, sizes, words):
+    (tmp_path / "folder.png").mkdir()
     for i, size in enumerate(sizes):
         (tmp_path / f"{i}.png").touch()
         if size:
-            Image.new("RGB", size).save(tmp_path / f"{i}.png")
+            Image.new("L" if size == "L" else "RGB", (16, 16) if size == "L" else size).save(tmp_path / f"{i}.png")
     data = f"--data={tmp_path}"
     assert options(data)[1].exit_code == 0
     _, result = options(data, "--ogdm")

@@ -1,7 +1,10 @@
 """EDM2's train.py by itself: no clone of upstream is needed."""
 
+import click
 import pytest
 import torch
+from click.testing import CliRunner
+from PIL import Image
 
 from ogdm_core.config import OGDMConfig
 from ogdm_core.edm import train as edm
@@ -78,3 +81,16 @@ def test_the_log_says_how_the_learning_rate_goes():
     assert "rises from 0 to 0.01 over 10 million images, and falls" in said and "after 143.36 million" in said
     options["lr_kwargs"] |= {"rampup_Mimg": 0, "ref_batches": 0}
     assert train._rate(options).startswith("the learning rate is 0.01 at once, and stays")
+
+
+def test_pictures_that_upstream_asserts_away_are_refused_by_name(tmp_path):
+    @click.command()
+    @click.option("--data")
+    @train.train_options
+    def main(**kwargs):
+        click.echo("trains")
+
+    Image.new("RGB", (16, 12)).save(tmp_path / "0.png")
+    flags = [f"--data={tmp_path}"]
+    assert CliRunner().invoke(main, flags).output == "trains\n"
+    assert "0.png is 16x12" in CliRunner().invoke(main, [*flags, "--ogdm"]).output
