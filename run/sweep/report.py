@@ -87,7 +87,7 @@ def plot(results: dict, path: Path) -> Path:
     rest = combinations({name: grid[name] for name in others})
     limit = max(10.0, *(abs(row["change"]) for row in results["rows"]))
     width, height = 0.8 * len(grid[across]) + 1.1, 0.55 * len(grid[down]) + 1.1
-    size = (width * len(controls) + 0.9, height * len(rest) + 0.3)
+    size = (width * len(controls) + 0.9, height * len(rest) + 0.5)
     shape = (len(rest), len(controls))
     fig, axes = style.figure(*shape, size=size, squeeze=False, layout="constrained")
     for line, fixed in zip(axes, rest, strict=True):
@@ -106,7 +106,7 @@ def plot(results: dict, path: Path) -> Path:
                     ax.text(x, y, text, ha="center", va="center", fontsize=7,
                             color="white" if dark else "black")  # fmt: skip
             words = "".join(f", {name} {value}" for name, value in fixed.items())
-            title = f"{style.sampler_name(sampler)}, NFE {nfe}{words}"
+            title = f"{style.sampler_name(sampler)}\nNFE {nfe}{words}"
             ax.set(title=f"{title}\ncontrol: FID {control:.2f}", xlabel=across, ylabel=down)
             ax.set_xticks(range(len(grid[across])), grid[across])
             ax.set_yticks(range(len(grid[down])), grid[down])
